@@ -34,7 +34,7 @@ from ppl_gp.infer.approximate import approximate, guide
 
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.checklist.check import check
-from ppl_gp.infer.elbo.by_datum import ELBO, GlobalImportanceWeightedELBO, ImportanceWeightedELBO
+from ppl_gp.infer.elbo import ELBO, GlobalImportanceWeightedELBO, ImportanceWeightedELBO
 from ppl_gp.infer.fit import fit
 from ppl_gp.infer.hyper.sample import marginal
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice

@@ -37,9 +37,9 @@ from ppl_gp.posterior import (
     unknowns,
 )
 from ppl_gp.reading.predictor.prior import covariance_of, loads_of
+from ppl_gp.sparse.families import Root as SparseRoot
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, draw_jointly
-from ppl_gp.sparse.root import Root as SparseRoot
 
 Process = Posterior | SoftmaxProcess | SparseProcess
 

@@ -15,7 +15,7 @@ from numpyro.distributions.util import validate_sample
 
 from ppl_gp.errors import DataError
 from ppl_gp.kernels.base import floating
-from ppl_gp.numerics.normal import log_ndtr
+from ppl_gp.numerics.quadrature import log_ndtr
 
 __all__ = ["BernoulliProbit", "MultinomialProbit", "OrdinalProbit"]
 

@@ -22,8 +22,7 @@ from ppl_gp.reading.arguments import argument_names, as_arrays, parameters_of
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import is_factor, is_observed
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.store.portrait import site_number
-from ppl_gp.results.store.save import qualified_name
+from ppl_gp.results.store.save import qualified_name, site_number
 
 _RESERVED = frozenset(
     "model method rng_key throw progress tables X_new y_new num_samples link_approximation".split()

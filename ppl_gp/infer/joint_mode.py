@@ -33,7 +33,7 @@ from ppl_gp.infer.hyper.point import LocalProblem
 from ppl_gp.infer.hyper.space import Space, fixed_values, starts, transform
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.maximised import require_bounded
-from ppl_gp.infer.mcmc.sampled_model import require_samplable
+from ppl_gp.infer.mcmc.nuts import require_samplable
 from ppl_gp.mean_field.log_joint import scored
 from ppl_gp.numerics.linalg import cholesky, solve_lower
 from ppl_gp.quick import quick_jit

@@ -7,9 +7,8 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper import grid, map, point, sample  # noqa: F401
 from ppl_gp.infer.hyper.point import LocalProblem, infer_hyper, wide_column
 from ppl_gp.infer.hyper.space import given, held, holding
-from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
-from ppl_gp.infer.maximised import require_no_maximised_effects
+from ppl_gp.infer.maximised import integrated, require_no_maximised_effects
 from ppl_gp.infer.probes import first_trace, probe
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod

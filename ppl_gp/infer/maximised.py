@@ -1,12 +1,13 @@
-"""Latents that `MAP` would hold at its mode: effects that are not integrated are refused, unless
-`maximise=` names them; and sites whose spread is unknown, as then no mode need exist.
+"""What of a model a local method integrates; and what `MAP` would hold at its mode: effects that
+are not integrated are refused, unless `maximise=` names them; and sites whose spread is unknown, as
+then no mode need exist.
 
-It is a rule by role, whatever the prior: the mode of D values is not their posterior, and together
+The refusal is a rule by role, whatever the prior: the mode of D values is not their posterior, and together
 with their scale it is far from it or does not exist (tau became .99 instead of .4 for tau u[g] with
 Student's t).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import equinox as eqx
@@ -16,8 +17,9 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import ONE_TABLE, ModelError, warn
+from ppl_gp.errors import ONE_TABLE, DataError, ModelError, warn
 from ppl_gp.gp import bare, unwrap
+from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.affine import bend
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of
@@ -31,6 +33,7 @@ from ppl_gp.reading.reading import Declared, Reading
 from ppl_gp.reading.roles import is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import line_of
+from ppl_gp.settings import GAUSSIAN
 
 # of a distribution that keeps another's: what it was declared by
 _DECLARED = {
@@ -43,6 +46,36 @@ _UNREAD = (
     "predictor is found in it. Pass the arrays as arguments, and take the number from them "
     "(numpyro.plate('units', X.shape[0]))"
 )
+
+
+def integrated(
+    model: Declared, method: LocalMethod, args: tuple, kwargs: dict, given: Mapping | None = None
+) -> Declared:
+    """The model that `method` sees under its `integrate`; `given`: values of sites that are held.
+    `DataError` for another `integrate`, `ModelError` for a site of it that cannot be integrated.
+    """
+    which, name = method.integrate, type(method).__name__
+    if which == GAUSSIAN:
+        return collapse(model, args, kwargs, given)
+    if not isinstance(which, tuple) or not all(isinstance(k, str) for k in which):
+        raise DataError(
+            f"{name}(integrate={which!r}): give '{GAUSSIAN}' or a tuple of names of sites."
+        )
+    found = collapse(model, args, kwargs, given, only=which)
+    whole = isinstance(found, Collapsed)
+    inside = found.plan.sites if whole else roles(run(found, args, kwargs)).gps
+    if left := [k for k in which if k not in inside]:
+        held = ", or, as here, the model cannot be traced at another number of rows (it holds "
+        held += "arrays of one entry per row, or writes their number down)"
+        held *= not model.reading.grows
+        raise ModelError(
+            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: such a "
+            "site is no Gaussian site of the model, or a scale, a kernel or another prior is "
+            "computed from it, or no array that is affine in it holds one entry per datum, or a "
+            "numpyro.factor or an observation that holds no rows sees it as well, or a scale or "
+            f"mask handler stands around its prior{held}. Leave it out, or use NUTS()."
+        )
+    return found
 
 
 def require_no_maximised_effects(

@@ -34,13 +34,13 @@ from scipy.special import logsumexp
 from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.elbo.by_datum import ELBO
+from ppl_gp.infer.elbo import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.autoguides import is_auto, require_guide, traced
 from ppl_gp.infer.hyper.space import Space
 from ppl_gp.infer.joint_mode import of_draws, weighted
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
-from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
+from ppl_gp.infer.mcmc.nuts import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.numerics.linalg import cholesky, solve_lower
 from ppl_gp.quick import full_jit, quick_jit

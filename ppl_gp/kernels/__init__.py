@@ -9,13 +9,14 @@ from ppl_gp.kernels.derivative import (
     derivative_inputs,
     value_inputs,
 )
-from ppl_gp.kernels.nonstationary import Linear, Polynomial
 from ppl_gp.kernels.stationary import (
     RBF,
+    Linear,
     Matern12,
     Matern32,
     Matern52,
     Periodic,
+    Polynomial,
     RationalQuadratic,
     White,
 )

@@ -23,8 +23,7 @@ from jaxtyping import Array, Float
 from ppl_gp.local.natural import Marginals, PseudoLikelihood, admissible, at_mean, drop_rounding
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.modes import normal_log_pdf
-from ppl_gp.numerics.normal import log_ndtr
-from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
+from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error, log_ndtr
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.dependence import decides

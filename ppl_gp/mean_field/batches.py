@@ -27,8 +27,8 @@ from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stream_source import StreamSource
-from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.final_bound import mean_and_error, over_passes
+from ppl_gp.infer.svgp.run import Checkpoints, identity
 from ppl_gp.mean_field import stochastic
 from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.log_joint import log_joint_of

@@ -15,7 +15,7 @@ from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.gaussian import gaussian
 from ppl_gp.mean_field.paired import NormalGamma, NormalWishart
 from ppl_gp.mean_field.positive import Gamma, Wishart
-from ppl_gp.numerics.roots import inverse
+from ppl_gp.numerics.linalg import inverse
 
 Make = Callable[[str, dict], Family]
 _OWN: list[tuple[Callable[[Any], bool], Make]] = []

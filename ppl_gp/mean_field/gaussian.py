@@ -11,7 +11,7 @@ from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.mean_field.family import Family, Nodes, Rule, Values, by_element, lower, symmetric
-from ppl_gp.numerics.roots import inverse, log_det, root
+from ppl_gp.numerics.linalg import inverse, log_det, root
 
 LOG_2PI = math.log(2.0 * math.pi)
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from ppl_gp.mean_field.family import Nodes, by_element, lower, symmetric
 from ppl_gp.mean_field.gaussian import LOG_2PI
 from ppl_gp.mean_field.positive import Gamma, Scaled, Wishart, from_triangle
-from ppl_gp.numerics.roots import inverse, log_det, root
+from ppl_gp.numerics.linalg import inverse, log_det, root
 
 
 class Pair(Scaled):

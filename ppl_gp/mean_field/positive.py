@@ -14,7 +14,7 @@ from jax.scipy.special import digamma, multigammaln
 from jaxtyping import Array, Float
 
 from ppl_gp.mean_field.family import Family, Nodes, Rule, Values, by_element, lower, symmetric
-from ppl_gp.numerics.roots import inverse, log_det, root
+from ppl_gp.numerics.linalg import inverse, log_det, root
 
 
 class Scaled(Family):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.draws import Draws
+from ppl_gp.draws import Draws, Moments, mixture
 from ppl_gp.errors import DataError
 from ppl_gp.gp import bare, mask_of
 from ppl_gp.quick import full_jit
@@ -23,7 +23,6 @@ from ppl_gp.results.integrals.latents import densities_without_labels
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.parts import function_rows
 from ppl_gp.results.query.layout import require_all_rows
-from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, first_trace, has_layers, prior_at
 from ppl_gp.results.store.archive import package_versions

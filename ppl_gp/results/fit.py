@@ -21,7 +21,7 @@ from ppl_gp.reading.refusals import of_the_model
 from ppl_gp.results.datatree import draws_with_parts, to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.parts import components, effects, function_rows
-from ppl_gp.results.predict.infer_latents import infer_latents
+from ppl_gp.results.predict.log_density import infer_latents
 from ppl_gp.results.predict.predict import log_density, predict, sample
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.save import save

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.draws import Draws
+from ppl_gp.draws import Draws, JointMoments, Moments
 from ppl_gp.errors import Result
 from ppl_gp.gp import GP
 from ppl_gp.kept import BehindSites, FromFunctions, FromInducing, FromPseudo
@@ -24,12 +24,10 @@ from ppl_gp.reading.factors import is_concave, read
 from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.integrals.averages import NODES, SEVERAL_NODES
-from ppl_gp.results.integrals.cubature import Effort, log_expectation
+from ppl_gp.results.integrals.cubature import NODES, SEVERAL_NODES, Effort, log_expectation
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.integrals.several import log_expectation_over
 from ppl_gp.results.query.layout import Layout
-from ppl_gp.results.query.mixture import JointMoments, Moments
 from ppl_gp.results.record import prior_at
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 

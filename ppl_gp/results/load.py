@@ -19,8 +19,16 @@ from ppl_gp.reading.refusals import require_drawn
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.archive import named, package_versions, read_archive
-from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
-from ppl_gp.results.store.save import FIELDS, FORMAT, FORMAT_VERSION, decode, qualified_name
+from ppl_gp.results.store.save import (
+    FIELDS,
+    FORMAT,
+    FORMAT_VERSION,
+    changed_classes,
+    changed_numbers,
+    decode,
+    portrait,
+    qualified_name,
+)
 from ppl_gp.runtime import one_at_a_time
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more

@@ -28,7 +28,7 @@ from ppl_gp.reading.predictor.prior import Behind, covariance_of
 from ppl_gp.reading.predictor.sites import root_of
 from ppl_gp.reading.tracing import run, set_gps
 from ppl_gp.results.record import Record, prior_at
-from ppl_gp.sparse.own_effects import averaged, split_effects
+from ppl_gp.sparse.expectation import averaged, split_effects
 from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, factor_of_v
 
 

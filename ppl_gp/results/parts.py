@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from jax import lax
 from jaxtyping import Array
 
-from ppl_gp.draws import Draws, mixed_normals
+from ppl_gp.draws import Draws, Moments, mixed_normals
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
 from ppl_gp.numerics.blocks import diagonal_of
@@ -27,7 +27,6 @@ from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.parts import Loadings, Weighted
 from ppl_gp.reading.predictor.prior import side_by_side, widest
 from ppl_gp.results.query.by_names import by_names
-from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.parts import PartsVariables

@@ -29,14 +29,17 @@ from ppl_gp.reading.roles import roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.expectation import (
     NODES,
+    Averaged,
     Expectation,
+    averaged,
     expectation_error,
     expected_log_lik,
     flatten,
+    quadratic,
+    split_effects,
 )
 from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.own_effects import Averaged, averaged, quadratic, split_effects
 from ppl_gp.sparse.process import SparseProcess, gram, is_coupled
 
 _PAIRED = 4000  # rows whose covariance matrix is made

@@ -22,7 +22,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import jitter_of, of_finite_rank
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.sparse.root import DenseRoot, Root, dense_root
+from ppl_gp.sparse.families import DenseRoot, Root, dense_root
 
 
 class InducingVariables(eqx.Module):

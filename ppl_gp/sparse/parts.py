@@ -24,10 +24,9 @@ from ppl_gp.numerics.arrow import Arrow, ArrowGram, joined, split
 from ppl_gp.numerics.linalg import product
 from ppl_gp.reading.predictor.parts import Levels, Table, Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP, widest
-from ppl_gp.sparse.families import NaturalGaussian, Whitened
+from ppl_gp.sparse.families import DiagonalRoot, NaturalGaussian, Root, Whitened
 from ppl_gp.sparse.features.structure import BlockRoot
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import DiagonalRoot, Root
 
 
 class PartsVariables(InducingVariables):

@@ -34,10 +34,9 @@ from ppl_gp.numerics.linalg import (
     tril_transpose_product,
 )
 from ppl_gp.reading.predictor.prior import PredictorGP, blocks_of
-from ppl_gp.sparse.families import Whitened
+from ppl_gp.sparse.families import DenseRoot, Root, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.parts import LevelColumns
-from ppl_gp.sparse.root import DenseRoot, Root
 
 
 def explained(

@@ -14,7 +14,7 @@ from numpyro.infer.util import log_density
 from scipy import special, stats
 
 from ppl_gp.errors import DataError
-from ppl_gp.numerics.normal import inverse_mills, log_ndtr
+from ppl_gp.numerics.quadrature import inverse_mills, log_ndtr
 from ppl_gp.observations import BernoulliProbit, OrdinalProbit
 
 CUTPOINTS = jnp.array([-1.0, 0.2, 1.5])

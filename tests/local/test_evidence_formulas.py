@@ -17,6 +17,7 @@ from scipy import stats
 from test_softmax_posterior import N, R, problem, root_of  # noqa: F401
 
 import ppl_gp as pg
+from ppl_gp.draws import Moments
 from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper.grid import Lattice, composite
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice, _kernel
@@ -27,7 +28,6 @@ from ppl_gp.local.tilted import Cavity
 from ppl_gp.local.vi import _spread
 from ppl_gp.results.parts import _of_one
 from ppl_gp.results.predict.log_density import _squared_errors
-from ppl_gp.results.query.mixture import Moments
 from ppl_gp.sparse.bound import kl_weights, weighted_kl
 
 RNG = np.random.default_rng(7)

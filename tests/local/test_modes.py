@@ -15,7 +15,7 @@ from scipy.special import gammaln
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.local.tilted import Cavity, tilted_quadrature
-from ppl_gp.numerics.normal import log_ndtr
+from ppl_gp.numerics.quadrature import log_ndtr
 from ppl_gp.sparse.expectation import Expectation, expectation_error, expected_log_lik
 
 N = dist.Normal

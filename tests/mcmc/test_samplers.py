@@ -21,7 +21,7 @@ import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.infer import chains as mcmc
 from ppl_gp.infer.chains import Chains, Kernel, diagnose, run_chains
-from ppl_gp.infer.mcmc.sampled_model import self_contained, whitened
+from ppl_gp.infer.mcmc.nuts import self_contained, whitened
 from ppl_gp.settings import require_settings
 
 X = np.linspace(-1.0, 1.0, 6)[:, None]

@@ -8,12 +8,11 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 
+from ppl_gp.draws import Moments
 from ppl_gp.local.tilted import tilted_gaussian, tilted_probit, tilted_quadrature
 from ppl_gp.numerics.modes import derivatives, tilted_mode
-from ppl_gp.numerics.normal import log_ndtr
-from ppl_gp.numerics.quadrature import likelihood_nodes
+from ppl_gp.numerics.quadrature import likelihood_nodes, log_ndtr
 from ppl_gp.results.integrals import cubature
-from ppl_gp.results.query.mixture import Moments
 
 MEANS = np.repeat([-100.0, -4.0, 0.0, 0.7, 12.0], 4)
 VARIANCES = np.tile([1e-4, 0.5, 9.0, 900.0], 5)

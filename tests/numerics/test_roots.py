@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_gp.numerics.roots import inverse, log_det, root
+from ppl_gp.numerics.linalg import inverse, log_det, root
 
 RNG = np.random.default_rng(0)
 

@@ -17,7 +17,7 @@ from jax.scipy.special import log_ndtr
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
-from ppl_gp.infer.elbo.particle import held
+from ppl_gp.infer.elbo import held
 from ppl_gp.reading.factors import read
 
 N, GROUPS, NOISE, SPREAD = 18, 4, 0.3, 0.7

@@ -15,7 +15,7 @@ from small_fits import HYPER, classification, classifier, made_fit
 
 import ppl_gp as pg
 from ppl_gp.errors import StoreError
-from ppl_gp.infer.svgp.checkpoint import Checkpoints
+from ppl_gp.infer.svgp.run import Checkpoints
 from ppl_gp.results.store import archive as archive_module
 from ppl_gp.results.store.archive import digest_of
 

@@ -12,9 +12,8 @@ import small_fits
 from small_fits import HYPER, classifier, made_fit
 
 import ppl_gp as pg
-from ppl_gp.draws import Draws
+from ppl_gp.draws import Draws, Moments, mixture
 from ppl_gp.results.datatree import training_moments
-from ppl_gp.results.query.mixture import Moments, mixture
 
 COPIES = np.array([1, 2, 3])
 X, Y, X_NEW = small_fits.classification()

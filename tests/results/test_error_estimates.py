@@ -13,13 +13,13 @@ import pytest
 from jax.scipy.special import logsumexp
 
 import ppl_gp as pg
+from ppl_gp.draws import Moments
 from ppl_gp.infer.svgp import final_bound
 from ppl_gp.local import several
 from ppl_gp.local.natural import Marginals
 from ppl_gp.local.tilted import tilted_quadrature
 from ppl_gp.local.vi import expectation_gap, expected_log_lik
 from ppl_gp.results.integrals.cubature import log_expectation_and_error
-from ppl_gp.results.query.mixture import Moments
 from ppl_gp.sparse import expectation
 
 ROUNDING = 1e-8  # of the fine grid, and of what is compared with it

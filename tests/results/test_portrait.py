@@ -15,7 +15,7 @@ from small_fits import made_fit
 import ppl_gp as pg
 from ppl_gp.errors import StoreError
 from ppl_gp.kernels.base import Kernel
-from ppl_gp.results.store.portrait import changed_numbers, portrait
+from ppl_gp.results.store.save import changed_numbers, portrait
 
 X = np.linspace(-1.0, 1.0, 9)
 KNOWN = {"scale": 0.7}

@@ -19,7 +19,7 @@ from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.step import Reached, blend_all, step
 from ppl_gp.numerics.arrow import Arrow, joined
 from ppl_gp.results import parts
-from ppl_gp.sparse.families import NaturalGaussian
+from ppl_gp.sparse.families import DiagonalRoot, NaturalGaussian
 from ppl_gp.sparse.parts import (
     ArrowGaussian,
     ArrowVariables,
@@ -28,7 +28,6 @@ from ppl_gp.sparse.parts import (
     PartsVariables,
 )
 from ppl_gp.sparse.process import explained, explained_jointly, gram, squares
-from ppl_gp.sparse.root import DiagonalRoot
 
 V, U, START, ROWS = 4, 7, 2, 9  # the levels stand among the others
 N, GROUPS = 60, 20

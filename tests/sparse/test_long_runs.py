@@ -31,12 +31,11 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, FitError, Result, StoreError
 from ppl_gp.infer.sources import ArraySource, Stream
 from ppl_gp.infer.stream_source import StreamSource
-from ppl_gp.infer.svgp import checkpoint as checkpoint_module
 from ppl_gp.infer.svgp import final_bound
 from ppl_gp.infer.svgp import run as long_run
 from ppl_gp.infer.svgp import step as training
-from ppl_gp.infer.svgp.checkpoint import identity
 from ppl_gp.infer.svgp.look import look_at
+from ppl_gp.infer.svgp.run import identity
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian
@@ -906,9 +905,9 @@ def test_checkpoint_that_cannot_be_read(damage, words, saved, tmp_path):
 def test_checkpoint_with_other_arrays(saved, tmp_path):
     """Arrays that this run's state does not have, or of other shapes."""
     state = {"a": jnp.zeros(3)}
-    files = checkpoint_module.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
+    files = long_run.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
     files.save(state, np.zeros(4), 4, last=True)
-    again = checkpoint_module.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
+    again = long_run.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
     assert again.restore(state)[1].shape == (4,)
     with pytest.raises(StoreError, match=r"array 'leaf-1' is None, and should be"):
         again.restore({**state, "b": jnp.zeros(2)})

@@ -25,12 +25,13 @@ from ppl_gp.sparse.bound import Batch, Variational, collapsed
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import (
     DiagonalGaussian,
+    DiagonalRoot,
     FullGaussian,
     NaturalGaussian,
+    dense_root,
 )
 from ppl_gp.sparse.inducing import Points, greedy, select
 from ppl_gp.sparse.process import explained
-from ppl_gp.sparse.root import DiagonalRoot, dense_root
 
 FIXED = pg.Fixed(small_fits.HYPER)
 OF = Structure(("f",), (), (), (), ("f",))  # one GP at given inputs

@@ -11,7 +11,7 @@ from sparse_targets import targets
 import ppl_gp as pg
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.reading import declare
-from ppl_gp.sparse.own_effects import Averaged
+from ppl_gp.sparse.expectation import Averaged
 
 # as many rows as groups, and as inducing points at them
 N = GROUPS = 12

@@ -95,7 +95,7 @@ def variational_rate(t):
 
 
 def bounds_of_numpyro(t):
-    from ppl_gp.infer.elbo import by_datum
+    from ppl_gp.infer import elbo as bounds
 
     elbo = pg.ImportanceWeightedELBO(
         3, 4, expected_last=False, doubly_reparameterised=True, beta=0.5, num_nodes=7
@@ -105,10 +105,10 @@ def bounds_of_numpyro(t):
         given = (jax.random.key(0), {}, classifier, classifier, jnp.asarray(X))
         return lambda: elbo.loss_with_mutable_state(*given, y=jnp.asarray(Y))
 
-    expectation, sampling, key, *_ = caught(t, by_datum, "Particle", lost(elbo)).given
+    expectation, sampling, key, *_ = caught(t, bounds, "Particle", lost(elbo)).given
     assert sampling == (3, 1, False, True, 0.5) and expectation.num_nodes == 7
     plain = pg.ELBO(5, expected_last=False, beta=0.5, num_nodes=7)
-    expectation, sampling, key, *_ = caught(t, by_datum, "Particle", lost(plain)).given
+    expectation, sampling, key, *_ = caught(t, bounds, "Particle", lost(plain)).given
     assert sampling == (1, 1, False, False, 0.5) and expectation.num_nodes == 7
 
     class Counted:
@@ -119,7 +119,7 @@ def bounds_of_numpyro(t):
             return 1.0 * jnp.sum(jax.random.bits(self.key) % 1000)
 
     with t.patch.context() as patch:
-        patch.setattr(by_datum, "Particle", Counted)
+        patch.setattr(bounds, "Particle", Counted)
         found = lost(plain)()["loss"]
         keys = jax.random.split(jax.random.key(0), 5)
         np.testing.assert_allclose(found, -np.mean([Counted(0, 0, k).bound() for k in keys]))

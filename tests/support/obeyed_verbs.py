@@ -46,7 +46,7 @@ def scored(t):
 
 def latents_inferred(t):
     """Numbers and key are those of the compiled draw."""
-    module = sys.modules["ppl_gp.results.predict.infer_latents"]
+    module = sys.modules["ppl_gp.results.predict.log_density"]
     with t.patch.context() as patch:
         for name in ("query_at", "coupled_groups"):
             patch.setattr(module, name, lambda *_: None)

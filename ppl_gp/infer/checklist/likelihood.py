@@ -20,7 +20,7 @@ from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
 from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
-from ppl_gp.infer.mcmc.sampled_model import require_plain_priors, require_samplable
+from ppl_gp.infer.mcmc.nuts import require_plain_priors, require_samplable
 from ppl_gp.infer.probes import probe, probe_layers
 from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.mean_field.method import is_conjugate

@@ -13,8 +13,8 @@ from ppl_gp.errors import ModelError, Result
 from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
 from ppl_gp.infer.hyper.point import LocalProblem, Setting, infer_hyper, warn_if_wide, widest
 from ppl_gp.infer.hyper.space import require_draws
-from ppl_gp.infer.integrated import integrated
-from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
+from ppl_gp.infer.maximised import integrated
+from ppl_gp.infer.mcmc.nuts import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
 from ppl_gp.local.method import LocalMethod, centred, has_digits, log_evidence
 from ppl_gp.local.natural import of_arrays

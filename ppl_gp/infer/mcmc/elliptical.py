@@ -24,8 +24,8 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.infer.chains import Kernel, run_chains
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc.nuts import fit_from_draws
-from ppl_gp.infer.mcmc.sampled_model import (
+from ppl_gp.infer.mcmc.nuts import (
+    fit_from_draws,
     missing_parts,
     require_plain_priors,
     require_samplable,

@@ -1,23 +1,150 @@
-"""`NUTS`: the exact joint posterior, by NumPyro's sampler on the whitened model."""
+"""`NUTS`: the exact joint posterior, by NumPyro's sampler on the whitened model.
 
+A model as samplers see it: what is refused, and what is kept from them.
+"""
+
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, cast
 
 import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax import random
+from numpyro import handlers
+from numpyro.primitives import Messenger
 
+from ppl_gp.errors import ModelError
+from ppl_gp.gp import Whiten, unwrap
 from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc.sampled_model import (
-    missing_parts,
-    require_plain_priors,
-    require_samplable,
-    self_contained,
-    whitened,
-)
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.kept import FromDraws
-from ppl_gp.reading.roles import require_gp, roles
+from ppl_gp.numerics.linalg import half_log_det
+from ppl_gp.reading.digest import arrays_of
+from ppl_gp.reading.factors import depends
+from ppl_gp.reading.roles import (
+    is_missing_part,
+    is_observed,
+    require_gp,
+    require_no_subsampling,
+    roles,
+)
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import require_settings
+
+
+def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -> None:
+    """Raise `ModelError` for what `method` cannot sample: plates that subsample, params, discrete
+    latents, state. A param that nothing depends on is left alone: `random_eqx_module` declares one
+    beside the priors of its weights. No factorisation.
+    """
+    require_no_subsampling(trace, method)
+    if state := [k for k, site in trace.items() if site["type"] == "mutable"]:
+        raise ModelError(
+            f"{method} cannot follow the state that numpyro.mutable sites {state} carry from call "
+            "to call."
+        )
+    found = roles(trace)
+    for name in (*found.hyper, *found.local_latents):
+        if trace[name]["fn"].support.is_discrete:
+            raise ModelError(
+                f"latent site '{name}' is discrete, and {method} samples real numbers; sum it "
+                "out, for instance with numpyro.distributions.MixtureSameFamily."
+            )
+    for name in found.params:
+        if _is_used(name, model, trace, args, kwargs):
+            raise ModelError(
+                f"site '{name}' is a numpyro.param, which has no prior: {method} would leave it "
+                f"at its initial value. Declare it by numpyro.sample('{name}', prior), or fit by "
+                "a method with hyper=MAP()."
+            )
+    for name in missing_parts(trace):
+        if _is_used(name, model, trace, args, kwargs):
+            raise ModelError(
+                "the values that obs_mask leaves open at site "
+                f"'{name.removesuffix('_unobserved')}' enter another site, and {method} does not "
+                "sample them; declare them by a numpyro.sample of their own."
+            )
+
+
+def _is_used(name, model, trace, args, kwargs) -> bool:
+    """Whether the density of any other site is computed from a site's value."""
+
+    def densities(value):
+        again = run(model, args, kwargs, {name: value})
+        others = [s for k, s in again.items() if s["type"] == "sample" and k != name]
+        return [
+            (arrays_of(s["fn"]), s["scale"], s["value"] if is_observed(s) else ()) for s in others
+        ]
+
+    return bool(depends(densities, trace[name]["value"]))
+
+
+def missing_parts(trace: dict) -> tuple[str, ...]:
+    """Names of NumPyro's `<y>_unobserved`: what `obs_mask` leaves open."""
+    return tuple(k for k in trace if is_missing_part(k, trace))
+
+
+def require_plain_priors(trace: dict, gps, method: str, scaled: bool = False) -> None:
+    """`ModelError` where handlers mask a GP site, or (unless `scaled` may be) scale its prior."""
+    for name in gps:
+        site = trace[name]
+        fn = site["fn"]
+        while fn is not unwrap(fn):
+            if not np.all(np.asarray(getattr(fn, "_mask", True))):
+                raise ModelError(
+                    f"numpyro.handlers.mask takes the prior away from GP site '{name}'; mask the "
+                    "observed sites alone."
+                )
+            fn = fn.base_dist
+        is_scaled = site["scale"] is not None and np.any(np.asarray(site["scale"]) != 1.0)
+        if is_scaled and not scaled:
+            raise ModelError(
+                f"numpyro.handlers.scale scales the prior of GP site '{name}', and {method} needs "
+                "it as declared; scale the observed sites alone, or use NUTS()."
+            )
+
+
+class self_contained(Messenger):
+    """Keeps from the outer handlers what a sampler does not sample; every run of the model makes
+    these anew: params that nothing depends on (NumPyro's kernels would carry their values from one
+    compiled function into another) and missing observations, which integrate to one at any value.
+    """
+
+    def __init__(self, fn=None, missing: tuple[str, ...] = ()):
+        self.missing = missing
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        if msg["type"] == "prng_key" and msg["value"] is None:
+            msg["value"] = random.key(0)
+        if msg["type"] == "param":
+            msg["kwargs"]["rng_key"] = random.key(0)
+        if msg.get("name") in self.missing:
+            msg["value"] = msg["fn"].sample(random.key(0))
+        msg["stop"] = msg.get("stop") or msg["type"] == "param" or msg.get("name") in self.missing
+
+
+class whitened(handlers.reparam):
+    """f = m + L v at GP sites (`Whiten`), the density of f kept where a handler scales the prior:
+    N(f)^s df = N(v)^s |L|^(1 - s) dv, of the base site the first factor, of a factor the second.
+    """
+
+    def __init__(self, fn, sites: tuple[str, ...]):
+        super().__init__(fn, config={site: Whiten() for site in sites})
+
+    def process_message(self, msg):
+        fn, scale = cast(Any, msg.get("fn")), msg.get("scale")
+        is_white = msg["type"] == "sample" and msg["name"] in self.config and not msg["is_observed"]
+        super().process_message(msg)
+        if is_white and scale is not None:
+            # The factor is scaled as well, and plates expand it to the batch shape.
+            count = np.prod(fn.shape()) / np.prod(fn.event_shape[-1:]) / np.prod(fn.batch_shape)
+            volume = (1.0 / scale - 1.0) * int(count) * half_log_det(unwrap(fn).scale_tril)
+            numpyro.factor(f"{msg['name']}_volume", jnp.broadcast_to(volume, fn.batch_shape))
 
 
 class NUTS(eqx.Module):

@@ -18,7 +18,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc.sampled_model import (
+from ppl_gp.infer.mcmc.nuts import (
     missing_parts,
     require_plain_priors,
     require_samplable,

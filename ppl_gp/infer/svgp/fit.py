@@ -21,13 +21,12 @@ from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.sources import num_rows
-from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.prepare import prepare, with_other_points
 from ppl_gp.infer.svgp.problem import Problem, hyper_at
-from ppl_gp.infer.svgp.run import LongRun, chunk_size
+from ppl_gp.infer.svgp.run import Checkpoints, LongRun, chunk_size, identity
 from ppl_gp.infer.svgp.start import Begun, other_length_scales
 from ppl_gp.infer.svgp.step import Reached, State, advance, begin
 from ppl_gp.kept import FromInducing

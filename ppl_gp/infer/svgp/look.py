@@ -1,5 +1,6 @@
 """What `SVGP` is asked to fit: the model, its batches, and what one run on a first batch showed."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,19 +8,19 @@ from jax import random
 from numpyro import handlers
 
 from ppl_gp.deep.structure import Structure, structure_of
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.space import held, holding
-from ppl_gp.infer.integrated import with_effects
 from ppl_gp.infer.probes import first_trace, probe_layers
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
 from ppl_gp.reading.dependence import depends
 from ppl_gp.reading.digest import arrays_of
+from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
-from ppl_gp.reading.reading import declare
+from ppl_gp.reading.reading import Declared, declare
 from ppl_gp.reading.refusals import require_pairs, unpaired
 from ppl_gp.reading.roles import roles
 from ppl_gp.reading.tracing import run
@@ -160,3 +161,49 @@ def _inputs(subject: Subject, hyper: dict, rows: Rows) -> dict[str, np.ndarray]:
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(subject.model, random.key(0)), data=given)
         return inputs(handlers.trace(seeded).get_trace(*args, **kwargs))
+
+
+def with_effects(
+    model: Declared,
+    args: tuple,
+    kwargs: dict,
+    given: Mapping,
+    maximised: bool = False,
+    latents: bool = False,
+) -> Declared:
+    """The model that `SVGP` sees: effects beside GPs are integrated with them, those that stand one
+    a datum where a datum sees one function. Several GPs alone keep a q(u) each.
+
+    Where it does not integrate them they are hyperparameters, and a warning says so; `maximised`
+    with the others (`MAP`), `ModelError` for effects of several values. `latents`: whether the user
+    asked for a q(h) of what stands one a datum, which then stays as it is.
+    """
+    found = collapse(model, args, kwargs, given)
+    if not isinstance(found, Collapsed):
+        return model
+    trace = run(model, args, kwargs, dict(given))
+    gps = roles(trace).gps
+    effects = sorted(set(found.plan.sites) - set(gps))
+    own = sorted(set(dict(found.plan.axes)) - set(gps))  # one a datum: latents
+    if not gps or not (effects or set(gps) & set(model.reading.looked_up)):
+        return model
+    if not own or (found.plan.functions == 1 and not latents):
+        return found
+    left = [k for k in effects if k not in own]
+    why = f"{own} stand one a datum and have a q(h) each, as `latents` or `num_importance` asks"
+    if not latents:
+        why = f"{own} stand one a datum, which sees several functions"
+    many = [k for k in left if np.size(trace[k]["value"]) > 1]
+    if maximised and many:
+        raise ModelError(
+            f"SVGP(hyper=MAP()) would maximise {many}, effects of several values: {why}, and "
+            "SVGP() does not integrate effects beside those. Laplace(), EP() and VI() integrate "
+            "all of them; SVGP(hyper=AutoNormal), of numpyro.infer.autoguide, gives "
+            "them a Gaussian beside the hyperparameters; or hold them, hyper=Fixed({...})."
+        )
+    if left:
+        warn(
+            f"SVGP() takes {left} as hyperparameters, points under MAP(): {why}, and it does "
+            "not integrate effects beside those. EP(), VI() and Laplace() integrate all of them."
+        )
+    return model

@@ -38,9 +38,8 @@ from ppl_gp.reading.roles import roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch, Variational
-from ppl_gp.sparse.expectation import expected_log_lik
+from ppl_gp.sparse.expectation import averaged, expected_log_lik, split_effects
 from ppl_gp.sparse.families import Family
-from ppl_gp.sparse.own_effects import averaged, split_effects
 from ppl_gp.sparse.process import num_values, prior_moments
 from ppl_gp.sparse.svgp import SVGP
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax import random
 from rich.console import Group
 
+from ppl_gp.draws import Moments
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.reading.arguments import as_array
 from ppl_gp.reading.predictor.collapsed import Collapsed
@@ -29,7 +30,6 @@ from ppl_gp.results.datatree import (
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.parts import effects
 from ppl_gp.results.query.by_names import with_observations
-from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.record import Record
 
 BATCHES = 20  # of draws

@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from ppl_gp.draws import Moments
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict.log_density import Pit, pit
 from ppl_gp.results.predict.predict import Prediction
-from ppl_gp.results.query.mixture import Moments
 
 NUM_BINS = 10
 LEVELS = np.arange(0.05, 1.0, 0.05)  # nominal coverage of central intervals

@@ -12,18 +12,18 @@ import numpyro.distributions as dist
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
+from ppl_gp.draws import Moments, plain
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, unwrap
 from ppl_gp.local.tilted import line
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.arguments import is_array
-from ppl_gp.results.integrals import averages, cubature
+from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.cubature import Effort
 from ppl_gp.results.integrals.likelihood import mean_and_variance, over_entries
 from ppl_gp.results.integrals.several import Entries, entries_of, stacked
 from ppl_gp.results.query.layout import ObservedSite
-from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs
 
 
@@ -129,7 +129,7 @@ def predictive(
 def _predictive(query: Query, link_approximation, entries, judged: bool):
     sites = query.layout.sites
     # what is drawn several times for a draw of the posterior counts as often as that, at the least
-    num = query.draws.effective * (1 if judged else averages.repeats(query, averages.MIN_DRAWS))
+    num = query.draws.effective * (1 if judged else cubature.repeats(query, cubature.MIN_DRAWS))
 
     def integrated(draw):
         f = query.marginals(draw)
@@ -138,7 +138,7 @@ def _predictive(query: Query, link_approximation, entries, judged: bool):
             if query.integration is Integration.given:
                 return outcome_given(site, query.trace(draw, {}))
             if link_approximation is None:
-                how = partial(query.trace, draw), f, averages.effort_of(query)
+                how = partial(query.trace, draw), f, cubature.effort_of(query)
                 return outcome_over(site, entries[site.label], *how)
             trace_at = lambda x: query.trace(draw, {query.site: x})  # noqa: E731
             return Outcome(log_probs=mackay_log_probs(site, trace_at, f[query.site]))
@@ -150,17 +150,17 @@ def _predictive(query: Query, link_approximation, entries, judged: bool):
         def outcome(site):
             if query.integration is not Integration.layers or query.site is None:
                 return outcome_given(site, trace)
-            last = averages.above(query, trace), {query.site: f[query.site]}
-            return outcome_over(site, entries[site.label], *last, averages.OF_LAYERS)
+            last = cubature.above(query, trace), {query.site: f[query.site]}
+            return outcome_over(site, entries[site.label], *last, cubature.OF_LAYERS)
 
         return f, {s.label: _judged(s, outcome(s)) for s in sites}
 
     if query.integration in BY_DRAWS:
-        f, y = averages.average(query, given_run)
+        f, y = cubature.average(query, given_run)
     else:
         f, y = query.mixture(integrated)
         if drawn := [k for k, v in entries.items() if v.functions is None and not v.is_affine]:
-            _, averaged = averages.average(query, given_run)
+            _, averaged = cubature.average(query, given_run)
             y |= {k: averaged[k] for k in drawn}
     return f, {site.label: _finished(site, y[site.label], num) for site in sites}
 

@@ -11,8 +11,12 @@ curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that kee
 tails in sight. Two functions are integrated one inside the other. Each rule is compared with its
 own half, which says how far it can be trusted. More: draws from the Gaussian at the mode and from
 N(0, I), half each, with their mixture as the weights' denominator (Hesterberg 1995).
+
+What predictions and log densities share: how finely integrals are taken, and averages over
+draws.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,10 +26,12 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
+from ppl_gp.draws import Moments, mixture
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error, nodes_around
 from ppl_gp.quick import pruned
-from ppl_gp.results.query.mixture import Moments
+from ppl_gp.reading.tracing import run
+from ppl_gp.results.query.query import Query, drawn_runs
 
 MAX_DIMENSIONS = 3
 # Nodes of each axis, odd, by "many": what an average over draws blurs need not be resolved.
@@ -318,3 +324,51 @@ def _by_draws(log_g: Callable, zero: Float[Array, "D M"], num: int, key):
     first, second = (logsumexp(k * log_w, 0) - jnp.log(num) for k in (1.0, 2.0))
     error = jnp.maximum(jnp.exp(second - 2.0 * first) - 1.0, 0.0) / num
     return first, jnp.where(jnp.isfinite(first), error, jnp.inf)
+
+
+# by "many draws": what a mixture averages away need not be resolved
+NODES = {True: 192, False: 384}
+MIN_DRAWS = 1000  # Monte Carlo draws in all
+LATENT_DRAWS = 4000  # of latents, which are weighted
+
+OF_LAYERS = Effort(32, True, 32)  # at each of at least 1000 draws of the last layer's inputs
+# draws of the hyperparameters from which several functions at each are integrated with fewer nodes
+MANY = 30
+SEVERAL_NODES = {True: 64, False: 192}
+
+
+def num_nodes(query: Query) -> int:
+    return NODES[query.draws.num > 1]
+
+
+def effort_of(query: Query, num_draws: int = MIN_DRAWS) -> Effort:
+    """For the functions at each draw of the hyperparameters."""
+    many = query.draws.num >= MANY
+    nodes = SEVERAL_NODES[many] if query.site is None else num_nodes(query)
+    return Effort(nodes, many, repeats(query, num_draws))
+
+
+def repeats(query: Query, num_draws: int) -> int:
+    """Draws of f, and of what lies below, a posterior draw."""
+    return math.ceil(num_draws / query.draws.num)
+
+
+def above(query: Query, trace: dict) -> Callable:
+    """{outer GP site: f} -> the model's trace, all that a run has below them given."""
+    known = (*query.draws.hyper, *query.layout.local_latents, *query.layout.inner)
+    below = {k: trace[k]["value"] for k in known if k in trace}
+    return lambda f: run(query.model, query.new_args, query.new_kwargs, below, f)
+
+
+def average(query: Query, quantity: Callable):
+    """Mix quantity(trace, moments of f) over runs, several a posterior draw if those are few."""
+
+    def component(draw, keys):
+        run = drawn_runs(query, draw)
+        return mixture(lambda key: quantity(*run(key)), keys)
+
+    return query.mixture(component, keys_of(query, MIN_DRAWS))
+
+
+def keys_of(query: Query, num_draws: int):
+    return random.split(random.key(0), (query.draws.num, repeats(query, num_draws)))

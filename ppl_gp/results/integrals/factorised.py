@@ -31,6 +31,7 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
+from ppl_gp.draws import Moments
 from ppl_gp.errors import warn
 from ppl_gp.mean_field.conjugacy import affine_in, quadratic_in
 from ppl_gp.mean_field.discrete import Discrete
@@ -42,7 +43,6 @@ from ppl_gp.reading.dependence import sources
 from ppl_gp.results.integrals.compiled import Outcome, outcome_given, outcome_moments
 from ppl_gp.results.integrals.latents import all_labels, labelled, log_density_of_labels
 from ppl_gp.results.query.layout import ObservedSite
-from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Query
 
 _SURROUNDINGS = 3

@@ -9,11 +9,11 @@ import numpyro.distributions as dist
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_gp.draws import Moments
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.roles import log_prob_per_datum
 from ppl_gp.results.query.layout import Layout, ObservedSite
-from ppl_gp.results.query.mixture import Moments
 
 
 def by_datum(x, site: ObservedSite):

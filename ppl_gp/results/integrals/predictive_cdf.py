@@ -19,7 +19,7 @@ from numpyro.distributions.transforms import AffineTransform
 from ppl_gp.gp import bare, bare_shape, unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.digest import Bones
-from ppl_gp.results.integrals import averages, several
+from ppl_gp.results.integrals import cubature, several
 from ppl_gp.results.integrals.cubature import share_below
 from ppl_gp.results.integrals.likelihood import over_entries
 from ppl_gp.results.query.layout import ObservedSite
@@ -89,7 +89,7 @@ def marginals_of_draws(query: Query) -> tuple[dict[str, Any], Any]:
 
 def by_nodes(query: Query, site: ObservedSite, functions, f: dict[str, Any]) -> Callable:
     """t -> p(y <= t) of entries that see `functions`, f the moments of all at each draw."""
-    effort = averages.effort_of(query)._replace(nodes=averages.num_nodes(query))
+    effort = cubature.effort_of(query)._replace(nodes=cubature.num_nodes(query))
 
     def at(t):
         def component(draw, f):
@@ -139,8 +139,8 @@ def _each_run(query: Query, function: Callable):
         drawn = drawn_runs(query, draw)
         return lax.map(lambda key: function(*drawn(key)), keys)
 
-    each = averages.repeats(query, averages.LATENT_DRAWS)
-    found = lax.map(component, (query.draws, averages.keys_of(query, averages.LATENT_DRAWS)))
+    each = cubature.repeats(query, cubature.LATENT_DRAWS)
+    found = lax.map(component, (query.draws, cubature.keys_of(query, cubature.LATENT_DRAWS)))
     found = jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), found)
     log_weights = jnp.repeat(query.draws.log_weights, each) - jnp.log(each)
     return found, log_weights, query.draws.effective * each

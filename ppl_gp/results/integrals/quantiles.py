@@ -14,13 +14,13 @@ from jax import lax
 from jax.scipy.special import logit, ndtr, ndtri
 from jaxtyping import Array, Float, Int
 
+from ppl_gp.draws import Moments
 from ppl_gp.gp import bare_shape
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals import predictive_cdf
 from ppl_gp.results.integrals.compiled import Outcome
 from ppl_gp.results.integrals.predictive_cdf import Kind
 from ppl_gp.results.integrals.several import entries_of
-from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Integration, Query
 
 _WIDE = 2.0  # standard errors of p(y <= v): the interval that holds a quantile with 95 %

@@ -17,15 +17,17 @@ import numpy as np
 from jax import lax, random
 from jaxtyping import Array, Float
 
+from ppl_gp.draws import JointMoments, Moments
 from ppl_gp.gp import bare
 from ppl_gp.quick import pruned
 from ppl_gp.reading import affine
 from ppl_gp.reading.affine import Dependence
 from ppl_gp.reading.interactions import dependence
-from ppl_gp.results.integrals.averages import OF_LAYERS, above
 from ppl_gp.results.integrals.cubature import (
     MAX_DIMENSIONS,
+    OF_LAYERS,
     Effort,
+    above,
     floored,
     log_expectation,
     log_integral,
@@ -33,7 +35,6 @@ from ppl_gp.results.integrals.cubature import (
 )
 from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum, mean_and_variance
 from ppl_gp.results.query.layout import ObservedSite
-from ppl_gp.results.query.mixture import JointMoments, Moments
 from ppl_gp.results.query.query import Integration, Query
 from ppl_gp.sparse.expectation import flatten
 

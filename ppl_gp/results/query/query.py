@@ -15,7 +15,7 @@ from jax import random
 from numpyro import handlers
 
 from ppl_gp.deep.latents import LatentGuide
-from ppl_gp.draws import Draws
+from ppl_gp.draws import Draws, JointMoments, Moments, mixture, plain
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import FromFunctions, Kept
@@ -27,7 +27,6 @@ from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.tracing import annotated, reading_of, run, set_gps
 from ppl_gp.results.query.layout import Layout, ObservedSite, layout
-from ppl_gp.results.query.mixture import JointMoments, Moments, mixture, plain
 from ppl_gp.results.query.new_inputs import (
     new_arguments,
     num_rows,

@@ -13,8 +13,8 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels.base import safe_sqrt
 from ppl_gp.kernels.derivative import WithDerivatives, as_dim, require_differentiable
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, product
+from ppl_gp.sparse.families import DenseRoot, Root, dense_root
 from ppl_gp.sparse.inducing import InducingVariables, Points, require_places
-from ppl_gp.sparse.root import DenseRoot, Root, dense_root
 
 
 class Derivatives(InducingVariables):

@@ -33,6 +33,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels import RBF, Matern12, Matern32, Matern52
 from ppl_gp.kernels.base import safe_sqrt
 from ppl_gp.numerics.linalg import product
+from ppl_gp.sparse.families import LowRankRoot
 from ppl_gp.sparse.features.structure import (
     Eigenfunctions,
     Numbers,
@@ -45,7 +46,6 @@ from ppl_gp.sparse.features.structure import (
     per_dimension,
 )
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import LowRankRoot
 
 # p of the Matern with smoothness p - 1/2: f is then a stochastic differential equation's solution,
 # of order p.

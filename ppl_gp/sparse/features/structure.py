@@ -25,8 +25,8 @@ from ppl_gp.gp import GP
 from ppl_gp.kernels import Constant, Product, Sum
 from ppl_gp.kernels.base import as_inputs, per_column, variance_of
 from ppl_gp.kernels.stationary import Isotropic
+from ppl_gp.sparse.families import DiagonalRoot, Root
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import DiagonalRoot, Root
 
 Numbers = float | tuple[float, ...]
 
