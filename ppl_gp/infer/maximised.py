@@ -2,9 +2,9 @@
 are not integrated are refused, unless `maximise=` names them; and sites whose spread is unknown, as
 then no mode need exist.
 
-The refusal is a rule by role, whatever the prior: the mode of D values is not their posterior, and together
-with their scale it is far from it or does not exist (tau became .99 instead of .4 for tau u[g] with
-Student's t).
+The refusal is a rule by role, whatever the prior: the mode of D values is not their posterior, and
+together with their scale it is far from it or does not exist (tau became .99 instead of .4 for
+tau u[g] with Student's t).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
