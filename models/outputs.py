@@ -7,7 +7,8 @@
     y_np        ~ N(sum_q W_pq g_q(x_n), scale^2)
 
 A datum sees Q functions, whatever P is; given W they are Gaussian, and the answers exact (quantiles
-of y up to three functions).
+of y up to three functions). W has several values: `Sample()` and `NUTS()` integrate it, and `MAP`
+holds it at the mode if it is named, `Laplace(hyper=pg.MAP(maximise=("W",)))`.
 """
 
 import numpyro

@@ -139,7 +139,7 @@ class Reading:
         sizes = ", ".join(f"numpyro.plate({p!r}, ...)" for p in self.plates)
         return (
             f"the model writes the number of rows down, {sizes or 'or holds it'}, as no other one "
-            "could be traced. Take it from an argument, X.shape[0]."
+            "could be traced. Take it from an argument with one entry per row, X.shape[0]."
         )
 
     def why_mixed(self, in_batches: bool = False) -> str:
@@ -175,6 +175,8 @@ class Reading:
     @property
     def in_order(self) -> str:
         """How each datum sees functions at a row of its own."""
+        if self.held:
+            return f"A linear predictor of several rows of f is read off, unless {self.held}"
         by_row = any(self.axis(k) is not None for k in self.observed)
         if self.without_rows and not by_row:
             return f"{ONE_SITE} {IN_ORDER}"

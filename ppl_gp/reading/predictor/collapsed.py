@@ -184,5 +184,6 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
                 f"argument {paths} leads to the index {np.unique(bad)[:3].tolist()}, and what it "
                 f"looks up has {[n for n in sizes if n > 1] or sizes} entries: a level that the "
                 "model does not have. Declare as many members of the plate as there are levels, "
-                "new ones included: those without data keep their prior."
+                "new ones included: those without data keep their prior. If a table has the "
+                "members, give it with the new ones at its end."
             )

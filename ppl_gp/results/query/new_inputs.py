@@ -113,11 +113,13 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
     reading, leaves = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs)
     own = [p for p in leaves.arrays if argument_of(p) == name]
     if name != "y" and (missing := [p for p in own if p in reading.needed]):
+        # an array whose rows are proved is no table
+        table = f" Of a table that is only looked up, fit with tables=({name!r},)."
+        table *= all(reading.axis_of(p) is None for p in missing)
         raise DataError(
             f"predicting needs '{name}' at the new inputs: in training the model took {missing} "
             f"with one entry per datum. Pass it by keyword, predict(X_new, {name}=...), or in its "
-            "place; log_density(X_new, y_new, ...) has y_new in the second one. Of a table that "
-            f"is only looked up, fit with tables=({name!r},)."
+            f"place; log_density(X_new, y_new, ...) has y_new in the second one.{table}"
         )
     # observations and masks
     gone = [p for p in own if name == "y" or reading.axis_of(p) is not None]
