@@ -1,6 +1,8 @@
 """Fitting by a local approximation: what is checked whatever is chosen for `hyper`."""
 
-from ppl_gp.errors import ModelError, Result
+from functools import partial
+
+from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
@@ -33,11 +35,13 @@ def local_methods() -> dict[str, LocalMethod]:
 @run_method.register
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
     free = model if given(method.hyper)[1] else None
-    trace = first_trace(holding(model, method.hyper), args, kwargs, free=free)
+    look = partial(first_trace, holding(model, method.hyper), args, kwargs, free=free)
+    trace = look(numbers=False)  # `probe` finds rows without a number
     require_no_subsampling(trace, type(method).__name__)
     whole = model
     model = integrated(model, method, args, kwargs, held(method.hyper, trace))
     if isinstance(method, Laplace) and not isinstance(model, Collapsed) and not roles(trace).gps:
+        look()
         return fit_joint(LocalProblem(method, model, trace, rng_key, args, kwargs, progress))
     if isinstance(method.hyper, MAP) and method.integrate == GAUSSIAN:
         label = f"{type(method).__name__}(hyper=MAP())"
@@ -50,7 +54,11 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
         require_levels(model, args, kwargs, factors.log_lik.joint.hyper)
-    probe(log_lik)
+    try:
+        probe(log_lik)
+    except DataError:
+        look()  # which names the values
+        raise
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)
     fit = infer_hyper(method.hyper, problem)

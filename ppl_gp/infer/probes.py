@@ -5,7 +5,7 @@ Looks at a likelihood of one or several functions: whether it is finite, and whe
 of terms of one function.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -115,18 +115,19 @@ def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: B
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 
 
-def first_trace(model, args, kwargs, hyper=None, free=None) -> dict:
+def first_trace(model, args, kwargs, hyper=None, free=None, numbers: bool = True) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape,
     support and dtype. Raises `ModelError` where nothing is observed that could be.
 
     `free`: the model itself, where `model` holds sites at values: every value of theirs counts.
+    `numbers`: whether rows without a log-likelihood are looked for, which takes another run.
     """
-    trace = checked_trace(model, args, kwargs, hyper, free)
+    trace = checked_trace(model, args, kwargs, hyper, free, numbers)
     require_observations(model, args, kwargs, trace)
     return trace
 
 
-def checked_trace(model, args, kwargs, hyper=None, free=None) -> dict:
+def checked_trace(model, args, kwargs, hyper=None, free=None, numbers: bool = True) -> dict:
     """As `first_trace`, also of a model that observes nothing."""
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
@@ -135,6 +136,8 @@ def checked_trace(model, args, kwargs, hyper=None, free=None) -> dict:
     moving = [k for k in names if _check_observed(k, trace, given)]
     for name in names:
         require_dtype(name, trace[name], Leaves(declared, args, kwargs))
+    if not numbers:
+        return trace
     again = partial(run, declared if free is None else free, args, kwargs)
     with numpyro.validation_enabled(False):  # which raises for the parameters of any row
         _require_numbers(again, trace, hyper or {}, [k for k in names if k not in moving], free)
@@ -152,14 +155,18 @@ def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
 
 
 def _require_numbers(again, trace: dict, known: dict, names: list[str], free) -> None:
-    """Raise `DataError` for rows of the observed sites `names` that have no log-likelihood at the
-    values of the trace, nor at plain values of the latents, nor at any of several prior draws, f
-    random.
+    """Raise `DataError` for rows of the observed sites `names` that have no log-likelihood at plain
+    values of the latents, nor at any of several prior draws, f random.
 
     One point alone proves nothing: under a wide prior a rate may overflow at a draw. O(N).
     """
-    bad = dict.fromkeys(names, True)
-    for there in _points(again, trace, known, free) if names else ():
+    found, bad = roles(trace), dict.fromkeys(names, True)
+    known = known | {k: trace[k]["value"] for k in found.hyper if cannot_be_drawn(trace[k])}
+    at = trace if free is None else again(_plain_values(trace) | known)
+    means = {k: at[k]["value"] for k in found.gps}
+    for i in range(_DRAWS) if names else ():
+        f = {k: x + random.normal(random.key(i), jnp.shape(x)) for k, x in means.items()}
+        there = again(known if i else _plain_values(trace) | known, f, random.key(i))
         bad = {k: x & ~_has_number(k, again, there) for k, x in bad.items()}
         if not any(map(np.any, bad.values())):
             return
@@ -169,19 +176,6 @@ def _require_numbers(again, trace: dict, known: dict, names: list[str], free) ->
         cause = f"{at_edge[:5]} are where the density of {type(fn).__name__} is zero or infinite"
         where = (f" of site '{name}'", f"{_DRAWS} values of the latent sites")
         require_finite(~rows, *where, *([cause] if len(at_edge) else []))
-
-
-def _points(again, trace: dict, known: dict, free) -> Iterator[dict]:
-    """Traces at other values of the latents; the first is there already."""
-    yield trace
-    found = roles(trace)
-    known = known | {k: trace[k]["value"] for k in found.hyper if cannot_be_drawn(trace[k])}
-    plain = _plain_values(trace) | known
-    at = trace if free is None else again(plain)
-    means = {k: at[k]["value"] for k in found.gps}
-    for i in range(_DRAWS):
-        f = {k: x + random.normal(random.key(i), jnp.shape(x)) for k, x in means.items()}
-        yield again(known if i else plain, f, random.key(i))
 
 
 def _plain_values(trace: dict) -> dict:

@@ -150,7 +150,7 @@ class _Bends(_Affine):
 class _Degrees(_Proof):
     none, most = 0.0, math.inf
 
-    def carried(self, value, primitive: str):
+    def carried(self, value, primitive: str, along: Sequence = ()):
         """More than linear, and a step more would be more."""
         return value if value <= 1.0 else math.inf
 

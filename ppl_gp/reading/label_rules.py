@@ -5,7 +5,7 @@ An operation that is on no list counts as computed from everything that enters i
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ _ELEMENTWISE = (
     | frozenset(
         """
     add add_any sub mul div neg select_n real imag conj complex eq_to le_to lt_to population_count
-    clz shift_left shift_right_logical shift_right_arithmetic
+    clz shift_left shift_right_logical shift_right_arithmetic bitcast_convert_type
     """.split()
     )
 )
@@ -45,8 +45,6 @@ class LabelRules(Labels):
             return [self.by_number(s, name, range(len(s))) for s in shapes]
         if name == "lt" and _is_false(*equation.invars):  # of an index that is written down
             return [Seen((None,) * len(shapes[0]), number=NOT_NEGATIVE)]
-        if all(v.is_plain for v in into):
-            return [Seen((None,) * len(s), free=any(v.free for v in into)) for s in shapes]
         if name not in _KEEP_NUMBERS:
             into = [self.entered(v) for v in into]
         return self._rule(name, equation.params)(self, equation, into)
@@ -60,37 +58,54 @@ class LabelRules(Labels):
             return LabelRules._cumulated
         return _RULES.get(name, LabelRules._unknown)
 
-    def _mapped(self, e, into, places, lost=()) -> list[Seen]:
+    def _mapped(self, e, into, places, lost=(), unequal: Collection[int] = ()) -> list[Seen]:
         """`places`: for each operand {axis: the output's axis that it ends as}. Axes that end as
-        one meet, and along those that end nowhere, or are `lost`, an entry sees others.
+        one meet, and along those that end nowhere, or are `lost`, an entry sees others. `unequal`:
+        axes of the output whose entries differ, whatever enters.
         """
         axes: list[list] = [[] for _ in _shape(e.outvars[0])]
         gone = list(lost)
         for v, to in zip(into, places, strict=True):
             for i, label in enumerate(v.axes):
                 (axes[to[i]] if i in to else gone).append(label)
-        return self._made(e, into, map(self.join, axes), gone)
+        # those of what was repeated are equal, and what has lost an axis is elsewhere
+        differs = e.primitive.name != "broadcast_in_dim" and any(a is not None for a in gone)
+        unequal = [i for i, met in enumerate(axes) if i in unequal or (differs and not met)]
+        return self._made(e, into, map(self.join, axes), gone, unequal)
 
-    def _made(self, e, into, axes, lost=()) -> list[Seen]:
-        return [self.merged(into, axes, lost, e.primitive.name)] * len(e.outvars)
+    def _made(self, e, into, axes, lost=(), unequal: Collection[int] = ()) -> list[Seen]:
+        """`unequal`: axes along which entries differ, also where they have no label yet."""
+        out = self.merged(into, axes, lost, e.primitive.name)
+        return [self._unlike(out, _shape(e.outvars[0]), unequal, e)] * len(e.outvars)
+
+    def _unlike(self, v: Seen, shape, axes: Collection[int], e, kind: str = "") -> Seen:
+        """With labels for those of these axes that have none."""
+        own = {i: self.new() for i in axes if v.axes[i] is None and shape[i] > 1}
+        # what no argument enters goes by number
+        by_number = all(c.kind == "number" for c in v.across.values())
+        cause = self.cause(kind or ("number" if by_number else "mixes"), e.primitive.name)
+        across = {**{(a, v.free): cause for a in own.values()}, **v.across}
+        return v._replace(axes=tuple(own.get(i, a) for i, a in enumerate(v.axes)), across=across)
 
     def _unknown(self, e, into):
         """Of one entry within a loop over entries it sees that one."""
-        lost = [a for v in into for a in v.axes]
-        return [
-            self.merged(into, (None,) * len(_shape(v)), lost, e.primitive.name, "unknown")
-            for v in e.outvars
-        ]
+        lost, found = [a for v in into for a in v.axes], []
+        for shape in map(_shape, e.outvars):
+            none = (None,) * len(shape)
+            out = self.merged(into, none, lost, e.primitive.name, "unknown")
+            found.append(self._unlike(out, shape, range(len(shape)), e, "unknown"))
+        return found
 
     # Axes in their places.
 
     def _aligned(self, e, into):
         """Axis by axis; those of another length, and those that `_NAMED` says, end nowhere."""
         named = _NAMED[e.primitive.name](e) if e.primitive.name in _NAMED else ()
+        unequal = named if e.primitive.name in _FILLED else ()
         pairs = (zip(_shape(v), _shape(e.outvars[0]), strict=False) for v in e.invars)
         alike = ([n == m for n, m in shapes] for shapes in pairs)
         places = [{i: i for i, same in enumerate(x) if same and i not in named} for x in alike]
-        return self._mapped(e, into, places)
+        return self._mapped(e, into, places, (), unequal)
 
     def _elementwise(self, e, into):
         name = e.primitive.name
@@ -107,7 +122,8 @@ class LabelRules(Labels):
         return self._aligned(e, [self.entered(v) for v in into])
 
     def _cumulated(self, e, into):
-        return self._made(e, into, into[0].axes, [into[0].axes[e.params["axis"]]])
+        axis = e.params["axis"]
+        return self._made(e, into, into[0].axes, [into[0].axes[axis]], [axis])
 
     # In other places.
 
@@ -142,14 +158,14 @@ class LabelRules(Labels):
         pairs = zip(into, numbers, strict=True)
         into = [self.entered(v) if n is None else v._replace(number=None) for v, n in pairs]
         places = {i: i for i in range(len(shapes[0])) if i != d}
-        (out,) = self._mapped(e, into, [places] * len(into))
+        (out,) = self._mapped(e, into, [places] * len(into), (), [d])
         return [out._replace(number=None if {*numbers} == {None} else tuple(numbers))]
 
     def _stacked(self, e, into):
         """One after another along a new axis."""
         new = e.params["axis"]
         places = {i: i + (i >= new) for i in range(len(into[0].axes))}
-        return self._mapped(e, into, [places] * len(into))
+        return self._mapped(e, into, [places] * len(into), (), [new])
 
     def _unstacked(self, e, into):
         """Each entry of an axis by itself."""
@@ -209,8 +225,10 @@ class LabelRules(Labels):
         of_part = dict(zip(d.update_window_dims, inside, strict=True))
         of_part |= {places[i]: o for i, o in of_index.items()}
         of_part = {i: o for i, o in of_part.items() if part[i] == before[o]}
-        lost = [a for o, a in enumerate(into[0].axes) if o not in of_part.values()]
-        return self._mapped(e, into, [{o: o for o in range(len(before))}, of_index, of_part], lost)
+        unequal = [o for o in range(len(before)) if o not in of_part.values()]
+        lost = [into[0].axes[o] for o in unequal]
+        places = [{o: o for o in range(len(before))}, of_index, of_part]
+        return self._mapped(e, into, places, lost, unequal)
 
     def _solved(self, e, into):
         """Rows of the right side meet those of the matrix."""
@@ -223,9 +241,12 @@ class LabelRules(Labels):
     def _factorised(self, e, into):
         """A matrix, or one for each entry of the axes before its two."""
         *batch, i, j = into[0].axes
-        rest = [[None] * (len(_shape(v)) - len(batch)) for v in e.outvars]
-        name = e.primitive.name
-        return [self.merged(into, [*batch, *own], (i, j), name) for own in rest]
+        found = []
+        for shape in map(_shape, e.outvars):
+            axes = [*batch, *[None] * (len(shape) - len(batch))]
+            out = self.merged(into, axes, (i, j), e.primitive.name)
+            found.append(self._unlike(out, shape, range(len(batch), len(shape)), e))
+        return found
 
 
 # {operation: the axes whose entries are others, of whatever length}
@@ -242,6 +263,7 @@ _NAMED: dict[str, Callable] = {
         i for i, (n, m) in enumerate(zip(*map(_shape, e.invars[:2]), strict=True)) if n != m
     ],
 }
+_FILLED = ("pad", "dynamic_update_slice")  # with other entries
 _RULES = {
     "broadcast_in_dim": LabelRules._broadcast,
     "transpose": LabelRules._transposed,

@@ -1,5 +1,6 @@
 """The abstract value of an array in a walk: what each of its axes is an axis of, and along which
-axes an entry is computed from other entries than its own.
+axes an entry is computed from other entries than its own. Along an axis without a label all entries
+are equal.
 
 Axes of arguments and sites have labels. Labels that meet entry by entry, in a sum, a product, a
 contraction, are one label: their axes have one length and one order, a proof whatever the values
@@ -183,15 +184,22 @@ class Labels:
         return [v._replace(axes=v.axes[1:], each=v.each | own) for v in whole]
 
     def stacked(self, given: Sequence[Seen], entries: Sequence[Seen]) -> list[Seen]:
-        """The steps are in the order of the arrays that a loop goes through."""
+        """The steps are in the order of the arrays that a loop goes through; without any, an entry
+        goes by its step.
+        """
         label = self.join(v.axes[0] for v in given)
-        own = frozenset() if label is None else frozenset([self.group(label)])
+        if label is None:
+            label = self.new()
+            number = {(label, False): self.cause("number", "scan")}
+            entries = [v._replace(across={**number, **v.across}) for v in entries]
+        own = frozenset([self.group(label)])
         return [
             v._replace(axes=(label, *v.axes), each=frozenset(map(self.group, v.each)) - own)
             for v in map(self.entered, entries)
         ]
 
-    def carried(self, value: Seen, primitive: str) -> Seen:
-        """The next step sees the entry of the one before."""
-        value = self.entered(value)
-        return self.merged([value], value.axes, value.each, primitive)._replace(each=frozenset())
+    def carried(self, value: Seen, primitive: str, along: Sequence[Seen] = ()) -> Seen:
+        """The next step sees the entry of the one before, or how many steps were before it."""
+        value, label = self.entered(value), self.join(v.axes[0] for v in along)
+        lost, kind = (value.each, "mixes") if value.each else ([label], "number")
+        return self.merged([value], value.axes, lost, primitive, kind)._replace(each=frozenset())

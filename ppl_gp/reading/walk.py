@@ -58,8 +58,10 @@ class Rules:
         """Arrays of what each step gave; `given`: the arrays that the loop goes through."""
         return entries
 
-    def carried(self, value, primitive: str):
-        """What one step hands to the next."""
+    def carried(self, value, primitive: str, along: Sequence = ()):
+        """What one step hands to the next, another value; `along`: arrays that the loop goes
+        through.
+        """
         return value
 
     def rounds(self) -> Callable[[], None]:
@@ -144,11 +146,14 @@ class Walk:
     def _scan(self, equation, into: list) -> list:
         closed, num = equation.params["jaxpr"], _scanned(equation)
         consts, carry, arrays = into[: num[0]], into[num[0] : num[1]], into[num[1] :]
-        entries = self.rules.entry(arrays)
+        entries, inner = self.rules.entry(arrays), closed.jaxpr
+        pairs = zip(inner.invars[num[0] :], inner.outvars[: len(carry)], strict=False)
+        stays = [before is after for before, after in pairs]
 
         def step(carry):
             out = self.closed(closed, [*consts, *carry, *entries])
-            after = [self.rules.carried(v, "scan") for v in out[: len(carry)]]
+            pairs = zip(out, stays, strict=False)
+            after = [v if s else self.rules.carried(v, "scan", arrays) for v, s in pairs]
             return after, out[len(carry) :]
 
         carry, out = self._settled(step, carry)

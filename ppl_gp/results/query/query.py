@@ -321,7 +321,8 @@ def _require_same_members(fit: Record, prior: PredictorGP, other: PredictorGP) -
         raise DataError(
             f"site(s) {longer} have shapes {[two[k] for k in longer]} with the tables of this "
             f"prediction, and {[one[k] for k in longer]} in training: "
-            "nothing was inferred about other members. Give the tables of training; for a new member, fit with its entry in them, where it needs no "
+            "nothing was inferred about other members. Give the tables of training; for a new "
+            "member, fit with its entry in them, where it needs no "
             "rows of its own, or take Laplace(), EP() or VI()."
         )
 
