@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(N, 2)))
 Y = jnp.asarray(RNG.uniform(0.1, 0.9, N))
 GROUP = jnp.asarray(RNG.integers(0, 3, N))
-K = pg.kernels.RBF(1.0, 1.0)
+K, KEY = pg.kernels.RBF(1.0, 1.0), jax.random.key(1)
 
 
 def rows_of(model, args, kwargs) -> Rows:
@@ -112,6 +112,17 @@ ALONE = {
     "einsum": lambda f, X: f + jnp.einsum("nd,nd->n", X, X),
     "a loop over columns": lambda f, X: lax.fori_loop(0, 2, lambda i, z: z + X[:, i], f),
     "segments of nothing": lambda f, X: f + jax.nn.softmax(X, 1)[:, 0],
+    "one number for all": lambda f, X: f * jnp.full(len(f), 0.3) + jnp.zeros(len(f)),
+    "columns put together": lambda f, X: f + jnp.concatenate([X, jnp.ones((len(f), 1))], 1).sum(1),
+    "columns set one by one": lambda f, X: (
+        f + jnp.zeros((len(f), 3)).at[:, 0].set(X[:, 0]).at[:, 1].set(2.0) @ jnp.arange(3.0)
+    ),
+    "a first level of zero": lambda f, X: (
+        f + jnp.concatenate([jnp.zeros(1), jnp.array([2.0])])[(X[:, 0] > 0).astype(int)]
+    ),
+    "a scan over columns": lambda f, X: lax.scan(lambda c, x: (0.9 * c + x, c), f, X.T)[0],
+    "a scan that carries nothing on": lambda f, X: lax.scan(lambda c, z: (c, c * z), 2.0, f)[1],
+    "powers": lambda f, X: f + jnp.vander(X[:, 0], 3) @ jnp.array([0.1, 0.2, 0.3]),
 }
 MIXED = {
     "centred": (lambda f, X: f - f.mean(), "mixes"),
@@ -135,6 +146,32 @@ MIXED = {
     "a branch by all": (lambda f, X: lax.cond(f[0] > 0, lambda z: z, jnp.exp, f), "mixes"),
     "its number": (lambda f, X: f + jnp.arange(X.shape[0]), "number"),
     "even and odd": (lambda f, X: jnp.where(jnp.arange(X.shape[0]) % 2 == 0, f, -f), "number"),
+    "the first is set": (lambda f, X: f + jnp.zeros(len(f)).at[0].set(1.0), "number"),
+    "how many before": (lambda f, X: f + jnp.cumsum(jnp.ones(len(f))), "number"),
+    "the first and the rest": (
+        lambda f, X: f + jnp.concatenate([jnp.ones(1), jnp.zeros(len(f) - 1)]),
+        "number",
+    ),
+    "padded": (lambda f, X: f + jnp.pad(jnp.ones(1), (0, len(f) - 1)), "number"),
+    "a season": (
+        lambda f, X: f + jnp.array([0.0, 1.0, 4.0])[jnp.tile(jnp.arange(3), len(f))[: len(f)]],
+        "number",
+    ),
+    "a slice of numbers": (lambda f, X: f + jnp.arange(40.0)[: len(f)], "number"),
+    "a factor that decays": (
+        lambda f, X: lax.scan(lambda c, z: (0.9 * c, c * z), 1.0, f)[1],
+        "number",
+    ),
+    "steps that count": (
+        lambda f, X: f + lax.scan(lambda c, _: (c + 1, c), 0.0, None, length=len(f))[1],
+        "number",
+    ),
+    "a draw for each row": (lambda f, X: f + jax.random.normal(KEY, f.shape), "number"),
+    "left out at random": (lambda f, X: f * jax.random.bernoulli(KEY, 0.5, f.shape), "number"),
+    "a key for each row": (
+        lambda f, X: f + jax.vmap(jax.random.normal)(jax.random.split(KEY, len(f))),
+        "number",
+    ),
     "how many rows": (lambda f, X: f * X.shape[0], "count"),
     "how many rows, in a power": (lambda f, X: jnp.abs(f) ** (1 / X.shape[0]), "count"),
     "solved together": (lambda f, X: jnp.linalg.solve(jnp.eye(X.shape[0]) + X @ X.T, f), "mixes"),
@@ -187,6 +224,37 @@ def test_one_row_is_read_as_any_other_number_of_them(name):
     kinds = lambda found: {k: c.kind for k, c in found.mixing.items()}  # noqa: E731
     assert kinds(one) == kinds(many)
     assert (one.axes, one.rows, one.plates) == (many.axes, many.rows, many.plates)
+
+
+def recursion(X):
+    h = [X[0, 0]]
+    for n in range(1, len(X)):
+        h.append(0.5 * h[-1] + X[n, 0])
+    return jnp.stack(h)
+
+
+INPUTS = {
+    "a recursion": (recursion, "mixes"),
+    "sorted": (lambda X: jnp.sort(X, 0), "mixes"),
+    "ranks": (lambda X: 1.0 * jnp.argsort(jnp.argsort(X, 0), 0), "mixes"),
+    "orthogonal columns": (lambda X: jnp.linalg.qr(X)[0], "mixes"),
+    "with noise": (lambda X: X + jax.random.normal(KEY, X.shape), "number"),
+    "by an unknown operation": (called_back, "unknown"),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_of_a_function_that_see_others_are_told_with_the_line(name):
+    """And the function has its rows: it is no walk over them, and the likelihood couples none."""
+    inputs, kind = INPUTS[name]
+
+    def model(X, y=None):
+        observe(X, y, gp(inputs(X)) + X[:, 1])
+
+    found = rows_of(model, (X,), {"y": Y})
+    assert found.axes == {"f": 0, "y": -1} and found.whole == ()
+    assert found.coupled == {} and found.mixing["f"].kind == kind
+    assert "test_rows.py" in line_of(found.mixing["f"].source)
 
 
 def test_the_line_is_the_users():
