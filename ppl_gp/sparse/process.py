@@ -11,7 +11,6 @@ mean_n = m_X + a_n^T m,  variance_n = k_nn - a_n^T P a_n.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -44,20 +43,18 @@ def explained(
 ) -> tuple[Float[Array, "*F B"], Float[Array, "*F B"]]:
     """(a_n^T m, a_n^T P a_n) for C = Cov[u, f(X)], (M, B); several functions F share the root.
 
-    `reduction` is P, (M, M), or its diagonal, (M,), or an `Arrow`, which costs O(V^2 B) where the
-    rows see one level each. A dense root costs 2 M^2 B multiply-adds
-    forward and 2 M^2 B in reverse (about 6 M^3 besides), and half of that for each further
-    function; differentiating through triangular solves takes 10 M^2 B.
+    `reduction` is P, (M, M), or its diagonal, (M,), or an `Arrow`, which costs O(V^2 B) where each
+    row depends on one level. A dense root costs 2 M^2 B multiply-adds forward and 2 M^2 B in
+    reverse (about 6 M^3 besides), and half of that for each further function; differentiating
+    through triangular solves takes 10 M^2 B.
     """
     if isinstance(reduction, Arrow):
         return _explained_arrow(root.whiten(C), mean, reduction)
-    if mean.ndim > 1 and reduction.ndim > mean.ndim:
-        return _of_several(root.whiten(C), mean, reduction)
-    if mean.ndim > 1:
-        return jax.vmap(partial(explained, root, C))(mean, reduction)
-    if reduction.ndim == 1:
+    if reduction.ndim == mean.ndim:
         A = root.whiten(C)
         return mean @ A, reduction @ A**2
+    if mean.ndim > 1:
+        return _of_several(root.whiten(C), mean, reduction)
     if isinstance(root, DenseRoot):
         return _explained_dense(root.W, root.omega, C, mean, reduction)
     return _explained(root.whiten(C), mean, reduction)
