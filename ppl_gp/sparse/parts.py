@@ -64,16 +64,15 @@ class PartsVariables(InducingVariables):
         return self._blocks(prior, self.names)
 
     def _blocks(self, prior, sites: list[str]) -> BlockRoot:
-        parts = prior.kernel.at(prior.X[:2]).parts
-        roots = [pair for k in sites for pair in self._roots(k, parts[k])]
-        return BlockRoot(tuple(root for root, _ in roots), tuple(size for _, size in roots))
-
-    def _roots(self, site: str, part: Any) -> list[tuple[Root, int]]:
-        """With the sizes of their blocks."""
-        if site in self.tables:
-            return [(DiagonalRoot(jnp.ones(self.size(site))), self.size(site))]
-        own = self.gps[site]
-        return [(own.root(part.prior), own.num)] * self.units[site]
+        parts, roots, sizes = prior.kernel.at(prior.X[:2]).parts, [], []
+        for k in sites:
+            if k in self.tables:
+                roots += [DiagonalRoot(jnp.ones(self.tables[k]))]
+                sizes += [self.tables[k]]
+            else:
+                roots += [self.gps[k].root(parts[k].prior)] * self.units[k]
+                sizes += [self.gps[k].num] * self.units[k]
+        return BlockRoot(tuple(roots), tuple(sizes))
 
     def cross(self, prior, X):
         parts = prior.kernel.at(X).parts
