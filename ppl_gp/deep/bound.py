@@ -32,7 +32,8 @@ from ppl_gp.deep.importance import Sampling, log_ratio, own_site, per_datum_boun
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP
-from ppl_gp.numerics.linalg import add_diagonal, robust_factors
+from ppl_gp.kernels.base import jitter_of
+from ppl_gp.numerics.linalg import robust_factors
 from ppl_gp.reading.factors import JointLogLikelihood, shared_log_prob
 from ppl_gp.reading.roles import plate_scale
 from ppl_gp.reading.tracing import annotated, set_gps
@@ -66,31 +67,13 @@ def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "
 
 def _over_copies(process: SparseProcess, prior: GP, X: Float[Array, "K B *D"]):
     """(mean (*F, B, K), covariance (*F, B, K, K)) of each datum's copies."""
-    K, B = X.shape[:2]
-    rows = jnp.reshape(X, (K * B, *X.shape[2:]))
-    flat = GP(prior.kernel, rows, prior.mean_function, prior.jitter)
-    A = process.columns(flat)
-    m, P = process.mean, process.reduction
-    PA = P @ A if P.ndim > m.ndim else P[..., None] * A
-    explained = _products(A, PA, K)
-    mean = jnp.swapaxes(jnp.reshape(flat.mean + m @ A, (*m.shape[:-1], K, B)), -1, -2)
-    variance = jnp.reshape(flat.variance, (K, B)).T
-    if process.inducing.is_exact:
-        X = jnp.swapaxes(X, 0, 1)
-        covariance = jax.vmap(lambda x: prior.kernel(x, x))(X)
-        diagonal = variance - jnp.diagonal(covariance, axis1=-2, axis2=-1)  # the jitter
-        return mean, add_diagonal(covariance, diagonal) - explained
-    Q = _products(A, A, K)
-    rest = jnp.maximum(variance - jnp.diagonal(Q, axis1=-2, axis2=-1), 0.0)
-    return mean, add_diagonal(Q, rest) - explained
+    rows = jnp.reshape(X, (-1, *X.shape[2:]))
+    jitter = jitter_of(prior.kernel, rows) if prior.jitter is None else prior.jitter
 
+    def of_datum(x):
+        return process.joint(GP(prior.kernel, x, prior.mean_function, jitter))
 
-def _products(A, PA, K: int) -> Float[Array, "*F B K K"]:
-    """a_bk^T P a_bj of each datum b."""
-    M = A.shape[0]
-    left = jnp.reshape(A, (M, K, -1))
-    right = jnp.reshape(PA, (*PA.shape[:-1], K, -1))
-    return jnp.einsum("mkb,...mjb->...bkj", left, right)
+    return jax.vmap(of_datum, 1, (-2, -3))(X)
 
 
 class Copies(NamedTuple):
@@ -192,7 +175,7 @@ def terms(
     batch: Batch,
     nudge: dict[str, Nudge] | None = None,
 ) -> Terms:
-    """The bound's terms, nats. O(M^3 + M^2 B) a GP site (see `projection.explained`), times
+    """The bound's terms, nats. O(M^3 + M^2 B) a GP site (see `sparse.process.explained`), times
     num_paths K where its inputs differ; K^3 B a drawn layer; the quadrature of the likelihood.
     """
     at, counts = at_batch(model, hyper, variational, batch, nudge), batch.weights

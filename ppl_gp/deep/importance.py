@@ -71,7 +71,7 @@ def log_ratio(trace: dict, q: dict[str, dict], num: int, sampling: Sampling) -> 
     """sum over latents of log p(h_n) - log q(h_n), (B,), nats, of one copy: its log weight is
     log p(y_n | h_n) + beta times this.
 
-    `trace`: the model's; `q`: {latent site: its site under q, with `own_scale`}.
+    `trace`: the model's; `q`: {latent site: its site under q, as `own_site` gives it}.
     """
     ratios = [_log_ratio(own_site(trace, k), site, sampling) for k, site in q.items()]
     return sum(ratios, jnp.zeros(num))
@@ -90,17 +90,15 @@ def _log_ratio(p: dict, q: dict, sampling: Sampling) -> Float[Array, "B"]:
 
 
 def own_site(trace: dict, name: str) -> dict:
-    """A site whose `scale` is `own_scale`."""
-    return {**trace[name], "scale": own_scale(trace, name)}
-
-
-def own_scale(trace: dict, name: str):
-    """A site's scale by `numpyro.handlers.scale`, without the N / B of plates that subsample."""
+    """A site whose `scale` is that of `numpyro.handlers.scale`, without the N / B of plates that
+    subsample.
+    """
     site = trace[name]
     if site["scale"] is None:
-        return 1.0
+        return {**site, "scale": 1.0}
     around = {frame.name for frame in site["cond_indep_stack"]}
-    return site["scale"] / plate_scale({k: s for k, s in trace.items() if k in around})
+    own = site["scale"] / plate_scale({k: s for k, s in trace.items() if k in around})
+    return {**site, "scale": own}
 
 
 def with_share(value: ArrayLike, site: dict, share: Float[Array, "B"]) -> ArrayLike:

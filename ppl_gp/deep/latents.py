@@ -74,8 +74,26 @@ class LatentGuide(eqx.Module):
         return True
 
     def at(self, site: dict, rows, args: tuple, kwargs: dict) -> dist.Distribution:
-        """The distribution at a site of a trace, of the batch and event shape of its own."""
-        return gaussian_at(site, self.unconstrained(rows, args, kwargs))
+        """The Gaussian in unconstrained coordinates, transformed to the support of a site of a
+        trace, with the site's batch and event shape.
+        """
+        fn, packed = site["fn"], self.unconstrained(rows, args, kwargs)
+        num = len(packed)
+        axis, shape = latent_form(site, num)
+        others = tuple(n for i, n in enumerate(shape) if i != axis)
+        wanted = 2 * math.prod(others)
+        if packed.ndim != 2 or packed.shape[1] != wanted:
+            raise DataError(
+                f"the encoder of latent '{site['name']}' gives {packed.shape[1:]} numbers per row, "
+                f"and {wanted} are needed: {wanted // 2} means and as many log scales."
+            )
+        at_rows = lambda x: jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis)  # noqa: E731
+        loc, log_scale = map(at_rows, jnp.split(packed, 2, -1))
+        base = dist.Normal(loc, jnp.exp(log_scale)).to_event(len(shape) - len(fn.batch_shape))
+        transform = biject_to(fn.support)
+        plain = getattr(transform, "base_transform", transform)  # `to_event` wraps it
+        identity = isinstance(plain, IdentityTransform)
+        return base if identity else dist.TransformedDistribution(base, transform)
 
 
 class FreeGaussian(LatentGuide):
@@ -193,26 +211,6 @@ def latent_size(site: dict, num: int) -> int:
     """Numbers that one datum's latent has, unconstrained."""
     axis, shape = latent_form(site, num)
     return math.prod(n for i, n in enumerate(shape) if i != axis)
-
-
-def gaussian_at(site: dict, packed: Float[Array, "B P"]) -> dist.Distribution:
-    """The Gaussian in unconstrained coordinates, transformed to the site's support."""
-    fn, num = site["fn"], packed.shape[0]
-    axis, shape = latent_form(site, num)
-    wanted = 2 * latent_size(site, num)
-    if packed.ndim != 2 or packed.shape[1] != wanted:
-        raise DataError(
-            f"the encoder of latent '{site['name']}' gives {packed.shape[1:]} numbers per row, "
-            f"and {wanted} are needed: {wanted // 2} means and as many log scales."
-        )
-    others = tuple(n for i, n in enumerate(shape) if i != axis)
-    at_rows = lambda x: jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis)  # noqa: E731
-    loc, log_scale = map(at_rows, jnp.split(packed, 2, -1))
-    base = dist.Normal(loc, jnp.exp(log_scale)).to_event(len(shape) - len(fn.batch_shape))
-    transform = biject_to(fn.support)
-    plain = getattr(transform, "base_transform", transform)  # `to_event` wraps it
-    identity = isinstance(plain, IdentityTransform)
-    return base if identity else dist.TransformedDistribution(base, transform)
 
 
 class MLPEncoder(eqx.Module):

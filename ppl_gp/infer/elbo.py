@@ -28,7 +28,7 @@ from ppl_gp.deep.bound import COPIES, draw_copy
 from ppl_gp.deep.importance import (
     Sampling,
     log_ratio,
-    own_scale,
+    own_site,
     per_datum_bound,
     require_separate,
     with_share,
@@ -189,7 +189,7 @@ class Particle(NamedTuple):
             drawn, q = self._doubly(given, drawn, share, key_guide)
         trace = self._traced(handlers.replay(seeded(self.model, self.params, key_model), drawn))
         latents = {
-            h: {**trace[h], "fn": q[h]["fn"], "scale": own_scale(q, h)}
+            h: {**trace[h], "fn": q[h]["fn"], "scale": own_site(q, h)["scale"]}
             for h in given.structure.latents
         }
         ratio = log_ratio(trace, latents, given.num, self.sampling)

@@ -138,7 +138,7 @@ class EP(LocalMethod):
         return lax.while_loop(hopeless, attempt, (jnp.zeros((), jnp.int32), flat[0], blank))[1:]
 
     def log_terms(self, log_lik, solution):
-        """As `cavity.tilted_terms`, the cavities held."""
+        """As `tilted_terms`, the cavities held."""
         q, sites = solution.marginals, solution.sites
         without = cavity(q, sites, self.power)
         log_z = self._tilted(log_lik, without).log_z
@@ -158,7 +158,7 @@ class EP(LocalMethod):
         )
 
     def _matched(self, log_lik, sites, q: Marginals):
-        """(`cavity.matched_sites`, q where it varies, the cavities, the moments)."""
+        """(`matched_sites`, q where it varies, the cavities, the moments)."""
         q, varies = lifted(q)
         without = cavity(q, sites, self.power)
         moments = self._tilted(log_lik, without)

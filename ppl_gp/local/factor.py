@@ -276,18 +276,16 @@ def moved(K: Covariance, R, x: Float[Array, "RN"]) -> tuple[Array, Array]:
     return w, K @ w
 
 
-def _own_blocks(R: Float[Array, "RN RN"], functions: int) -> Float[Array, "R N N"]:
-    whole = jnp.reshape(R, (functions, len(R) // functions, functions, -1))
-    return jnp.einsum("rnrm->rnm", whole)
-
-
 def pulled_back(K: Covariance, R, z_bar, w, alpha) -> Covariance:
     """The cotangent G of K, (z_bar / 2) (alpha alpha^T - R) + w alpha^T; of F in F F^T it is (G +
     G^T) F, with R F = E G^-1.
     """
     if isinstance(K, Independent):
         a, m = (jnp.reshape(x, K.parts.shape[:2]) for x in (alpha, w))
-        own = R.blocks() if hasattr(R, "blocks") else _own_blocks(R, len(a))
+        if hasattr(R, "blocks"):
+            own = R.blocks()
+        else:
+            own = jnp.einsum("rnrm->rnm", jnp.reshape(R, (*a.shape, *a.shape)))
         outer = a[:, :, None] * a[:, None]
         return Independent(0.5 * z_bar * (outer - own) + m[:, :, None] * a[:, None])
     if not isinstance(K, LowRank):

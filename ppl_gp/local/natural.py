@@ -1,9 +1,5 @@
 """One datum's Gaussian in natural form: the pseudo-likelihood that the local methods share. No
 covariance enters here.
-
-Each datum's likelihood is replaced by exp(nat1_n f_n - nat2_n f_n^2 / 2): nat2 is a precision and
-may be negative. Of R functions a datum, f_n and nat1_n have R entries and nat2_n is a matrix
-(`numerics.blocks`).
 """
 
 from typing import Any, NamedTuple
@@ -25,8 +21,9 @@ from ppl_gp.numerics.blocks import (
 
 
 class PseudoLikelihood(eqx.Module):
-    """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2); of R
-    functions (R N,) and (R, R, N): exp(nat1^T f - f^T nat2 f / 2). A leading axis holds draws.
+    """The Gaussians that replace each datum's likelihood, (N,) each: exp(nat1 f - nat2 f^2 / 2), a
+    precision nat2 that may be negative; for R functions (R N,) and (R, R, N) (`numerics.blocks`):
+    exp(nat1^T f - f^T nat2 f / 2). A leading axis is for draws.
 
     `third`: d^3 log p(y_n | f_n) at the mode, for the skewness of draws of one function.
     """

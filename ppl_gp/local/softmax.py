@@ -77,14 +77,12 @@ class SoftmaxRoot(eqx.Module):
         with itself alone, (R, M) and (R, N, M): the posterior's are k** - k^T E k within a function
         and G_r^T G_s between any two. O(R N^2 M).
         """
-
         return self._by_function(lambda k, Ek: jnp.sum(k * Ek, 0), k)
 
     def left(self, K: Float[Array, "R M M"], k: Float[Array, "R N M"]) -> tuple[Array, Array]:
         """(A, G): a posterior covariance as diag(A_1, ..., A_R) + G^T G with A_r = K_r - k_r^T E_r
         k_r, (R, M, M), from the prior's K. O(R (N^2 M + N M^2)).
         """
-
         return self._by_function(lambda K, k, Ek: K - k.T @ Ek, K, k)
 
     def _by_function(self, ask: Callable, *arrays: Array) -> tuple[Array, Array]:

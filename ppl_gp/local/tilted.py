@@ -1,13 +1,10 @@
-"""Moments of the tilted distribution N(f; cavity) p(y|f)^power, for every datum at once.
+"""Moments of the tilted distributions, cavity x p(y_n | f_n)^power, of all data at once, and what
+they give: the sites that match them, and their part of the evidence.
 
 Quadrature in log space, at the modes and breaks of the factor, with an estimate of its error; a
 closed form where the likelihood is a Gaussian or a probit of a + b f, which is proved while tracing
-(the site's type; `reading.affine`).
-
-q without a share of each datum's site, and what moments of the tilted distributions, cavity x
-p(y_n | f_n)^power, give: the sites that match them, and their part of the evidence.
-
-Of R functions a datum, precisions are (N, R, R), by loops over R that are written out.
+(the site's type; `reading.affine`). For R functions per datum, precisions are (N, R, R), by loops
+over R that are written out.
 """
 
 from collections.abc import Callable
@@ -190,19 +187,6 @@ def line(function: Callable, num: int, dtype) -> Line:
     return Line(slope, intercept)
 
 
-def only_site(log_lik: LogLikelihood, kind: type):
-    """f -> the one observed site, if it is of this kind, unwrapped, unscaled and of full size."""
-    zero = jnp.zeros((log_lik.num,))
-    sites = {k: s for k, s in log_lik.trace(zero).items() if is_observed(s)}
-    if len(sites) != 1:
-        return None
-    ((name, site),) = sites.items()
-    if type(site["fn"]) is not kind or site["scale"] is not None:
-        return None
-    whole = jnp.shape(site["value"]) == (log_lik.num,)
-    return (lambda f: log_lik.trace(f)[name]) if whole else None
-
-
 def tilted(
     log_lik: LogLikelihood, mean, variance, *, num: int, power=1.0, closed_form=True
 ) -> Tilted:
@@ -222,19 +206,26 @@ def integrand(log_lik: Callable, f) -> dict[str, bool]:
     return {"concave": concave, "breaks": False, "split": split}
 
 
+_SEES = {BernoulliProbit: "f", dist.Normal: "loc"}  # the parameter that may be affine in f
+
+
 def _closed_form(log_lik, mean, variance) -> Tilted | None:
-    num, dtype = log_lik.num, mean.dtype
-    if (site := only_site(log_lik, BernoulliProbit)) is not None:
-        if not is_affine(eta := lambda f: site(f)["fn"].f, num, dtype):
-            return None
-        sign = 2.0 * site(mean)["value"] - 1.0
-        return tilted_probit(mean, variance, *line(eta, num, dtype), sign)
-    if (site := only_site(log_lik, dist.Normal)) is not None:
-        if not is_affine(loc := lambda f: site(f)["fn"].loc, num, dtype):
-            return None
-        if any(dependence(lambda f: site(f)["fn"].scale, mean)):
-            return None
-        here = site(mean)
-        seen = here["value"], here["fn"].scale
-        return tilted_gaussian(mean, variance, *line(loc, num, dtype), *seen)
-    return None
+    """If there is one observed site, unwrapped, unscaled and of full size."""
+    sites = {k: s for k, s in log_lik.trace(mean).items() if is_observed(s)}
+    if len(sites) != 1:
+        return None
+    ((name, here),) = sites.items()
+    fn, y, own = here["fn"], here["value"], (log_lik.num, mean.dtype)
+    if type(fn) not in _SEES or here["scale"] is not None or jnp.shape(y) != mean.shape:
+        return None
+
+    def parameter(key):
+        return lambda f: getattr(log_lik.trace(f)[name]["fn"], key)
+
+    if not is_affine(eta := parameter(_SEES[type(fn)]), *own):
+        return None
+    if isinstance(fn, BernoulliProbit):
+        return tilted_probit(mean, variance, *line(eta, *own), 2.0 * y - 1.0)
+    if any(dependence(parameter("scale"), mean)):
+        return None
+    return tilted_gaussian(mean, variance, *line(eta, *own), y, fn.scale)

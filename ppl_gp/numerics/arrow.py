@@ -1,9 +1,9 @@
-"""Symmetric matrices whose entries count in the form of an arrow alone: a dense block of V few
-unknowns, their rows at U others, and the diagonal of those.
+"""Symmetric matrices of which only the entries of an arrow count: a dense block of V few unknowns,
+their rows at U others, and the diagonal of those.
 
-A grouping factor of many levels gives them: each row of the data sees one level, so that no two
-levels meet but through the few. The precision of such a Gaussian is an arrow. Its covariance is
-none, and of it the same entries are all that a row's variance asks for. Memory O(U V + V^2).
+A grouping factor of many levels gives them: each row of the data depends on one level, so that
+levels are coupled through the few only. The precision of such a Gaussian is an arrow. Its
+covariance is not, but a row's variance needs only the same entries of it. Memory O(U V + V^2).
 """
 
 import equinox as eqx

@@ -2,26 +2,20 @@
 products, by halving: what is known to be zero, or a mirror, is not computed.
 
 Policy: a covariance gets a diagonal `jitter` (an absolute variance; by default a small multiple of
-the kernel's mean variance). If its factorisation still fails, the jitter is raised tenfold up to
-`MAX_RAISES` times, and the caller is told how much was added. A factor that is NaN afterwards is a
-matrix that no jitter repairs.
+the kernel's mean variance), which `robust_cholesky` raises where the factorisation still fails.
 
 Below `BLOCK` rows one plain product is faster. Operands' upper triangles are taken to be zero, not
 read.
 
-The Cholesky factor and triangular solves, safe and cheap under `vmap`.
+Under `vmap` the Cholesky factor and triangular solves loop over the batch on CPU, where one factor
+fills the cores, and use the batched kernels on accelerators. jaxlib 0.10.0 to 0.11.0, which are
+excluded, hand a batch to the thread pool that runs the program itself and wait there: two such
+waits at once on two cores never end.
 
-Under `vmap` these functions loop over the batch on CPU, where one factor fills the cores, and use
-the batched kernels on accelerators. jaxlib 0.10.0 to 0.11.0, which are excluded, hand a batch to
-the thread pool that runs the program itself and wait there: two such waits at once on two cores
-never end.
-
-Roots, inverses and determinants of batches of symmetric positive definite matrices of any size,
-differentiable.
-
-Up to four rows the loops are written out over the batch (`numerics.blocks`); above, LAPACK takes
-one matrix after another (`numerics.linalg`). O(D^3) a matrix. Derivatives are written down,
-products with the inverse, so that differentiating traces and compiles no second set of loops.
+Roots, inverses and determinants take batches of symmetric positive definite matrices: up to four
+rows by loops that are written out over the batch (`numerics.blocks`), above by LAPACK, one matrix
+after another. O(D^3) a matrix. Derivatives are written down, products with the inverse, so that
+differentiating traces and compiles no second set of loops.
 """
 
 from functools import partial
@@ -51,7 +45,7 @@ def cholesky(A: Float[Array, "N N"]) -> Float[Array, "N N"]:
     """Lower Cholesky factor of a symmetric A (its lower triangle is read), all NaN where A is not
     positive definite.
 
-    O(N^3 / 3). Not differentiable: `numerics.linalg.robust_cholesky` is.
+    O(N^3 / 3). Not differentiable: `robust_cholesky` is.
     """
     return _factor(A)
 
@@ -139,8 +133,8 @@ def robust_cholesky(
     k = 0, 1, ...
 
     K already carries its own jitter; `unit` is the first raise (an absolute variance). L is NaN if
-    `MAX_RAISES` do not suffice. Differentiable in K and in `unit`, with k fixed. O(N^3 / 3) per
-    attempt.
+    `MAX_RAISES` do not suffice: no jitter repairs such a matrix. Differentiable in K and in `unit`,
+    with k fixed. O(N^3 / 3) per attempt.
     """
 
     def failed(state):

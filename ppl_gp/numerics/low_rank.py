@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ppl_gp.numerics.arrow import ArrowGram, joined, split
+from ppl_gp.numerics.arrow import Arrow, ArrowGram, joined, split
 from ppl_gp.numerics.blocks import blocks_in, gram_blocks, times
 from ppl_gp.numerics.linalg import (
     add_diagonal,
@@ -140,12 +140,10 @@ class OneAndOthers(eqx.Module):
     def gram(self, nat2):
         """As an arrow."""
         scaled = nat2 * self.weight
-        d = 1.0 + self._summed(scaled * self.weight)
         cross = self._summed(scaled[:, None] * self.others)
-        block = self.others.T @ (nat2[:, None] * self.others) - cross.T @ (cross / d[:, None])
-        # of a d that is not positive no Gaussian is left: NaN, as from a Cholesky factor
-        C = cholesky(add_diagonal(block, 1.0))
-        return ArrowGram(jnp.where(d > 0, d, jnp.nan), cross, C, self.start)
+        block = self.others.T @ (nat2[:, None] * self.others)
+        arrow = Arrow(block, cross, self._summed(scaled * self.weight), self.start)
+        return arrow.plus_diagonal(1.0).factored()
 
     def variance(self, gram: ArrowGram, like):
         G = gram.inverse
@@ -217,8 +215,7 @@ class Independent(eqx.Module):
 class LowRank(eqx.Module):
     """K = F F^T, F (N, U) with fewer unknowns U than data: coefficients, groups, repeated places.
 
-    What the local methods ask of K, without the matrix: a step costs O(N U^2) in place of O(N^3),
-    and O(N V^2) where all but V unknowns are levels of one grouping factor.
+    It answers what the local methods need of K without the matrix: O(N U^2) a step, not O(N^3).
 
     `rest`: an array to add, K = rest + F F^T. Columns whose prior is wide (a coefficient of a year
     or of an income) would leave no digits of the rest in their sum.

@@ -190,9 +190,9 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
         i = jnp.argmax(scan.mode, 0)
         a_mode = (_row(scan.mode, i) > scan.top - RELEVANT) | (k == 0)
         at, scale = _locate_mode(log_lik, scan, i, ~a_mode, mean, variance, power)
+        scan = scan._replace(mode=jnp.where(a_mode & (rows == i), -jnp.inf, scan.mode))
         if not breaks:
-            done = scan._replace(mode=jnp.where(a_mode & (rows == i), -jnp.inf, scan.mode))
-            return k + 1, done, centres_with(centres, k, at, scale, a_mode)
+            return k + 1, scan, centres_with(centres, k, at, scale, a_mode)
         j = jnp.argmax(scan.gap, 0)
         a_break = ~a_mode & (_row(scan.gap, j) > 0)
         locate_break = lambda: _locate_break(log_lik, scan, j, mean, variance, power)  # noqa: E731
@@ -200,7 +200,10 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
         at, scale = jnp.where(a_break, edge, at), jnp.where(a_break, width, scale)
         resolved = jnp.sqrt(centres.scale**2 + (at - centres.at) ** 2)
         sharper = scale < 0.05 * jnp.min(jnp.where(centres.used, resolved, jnp.inf), 0)
-        scan = _without(scan, i, j, a_mode, a_break, at)
+        # a break shows in its own gap and in both beside it
+        step = scan.x[1] - scan.x[0]
+        seen = a_break & ((rows == j) | (jnp.abs(scan.x + 0.5 * step - at) <= 1.5 * step))
+        scan = scan._replace(gap=jnp.where(seen, 0.0, scan.gap))
         return k + 1, scan, centres_with(centres, k, at, scale, a_mode | (a_break & sharper))
 
     return lax.while_loop(more, locate, (jnp.zeros((), jnp.int32), scan, blank))[2]
@@ -251,9 +254,8 @@ def _breaks(log_p, log_normal, top):
 def _locate_mode(log_lik, scan: _Scan, i, known, mean, variance, power):
     inside = jnp.isfinite(_row(scan.log_p, i))
     start = jnp.where(inside, _row(scan.x, i), mean)
-    last = scan.x.shape[0] - 1
     low = jnp.where(inside & (i > 0), _row(scan.x, i - 1), -jnp.inf)
-    high = jnp.where(inside & (i < last), _row(scan.x, i + 1), jnp.inf)
+    high = jnp.where(inside & (i < SCAN - 1), _row(scan.x, i + 1), jnp.inf)
     mode, scale = tilted_mode(log_lik, mean, variance, start, power, (low, high), known)
     return densest_point(log_lik, mode, scale, variance, power)
 
@@ -295,12 +297,3 @@ def _locate_break(log_lik, scan: _Scan, j, mean, variance, power):
     middle, step, *_ = lax.while_loop(lambda state: ~jnp.all(state[-1]), closer, start)
     rounding = 8.0 * jnp.finfo(middle.dtype).eps * jnp.abs(middle)
     return middle, jnp.maximum(step, jnp.maximum(_SHARPEST * sd, rounding))
-
-
-def _without(scan: _Scan, i, j, a_mode, a_break, at) -> _Scan:
-    """The scan without what is located: a break shows in its own gap and in both beside it."""
-    rows = jnp.arange(scan.x.shape[0])[:, None]
-    step = scan.x[1] - scan.x[0]
-    mode = jnp.where(a_mode & (rows == i), -jnp.inf, scan.mode)
-    taken = a_break & ((rows == j) | (jnp.abs(scan.x + 0.5 * step - at) <= 1.5 * step))
-    return scan._replace(mode=mode, gap=jnp.where(taken, 0.0, scan.gap))

@@ -139,7 +139,7 @@ def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str
             start += part.num_unknowns
         else:
             u = kept.inducing_variables
-            C = train.parts[k].cross(part) if u is None else u.cross_of_part(k, part)
+            C = train.parts[k].cross(part) if u is None else u.cross_of({k: part})
             prior = part.diag() + diagonal_of(part.jitter())
             mean, variance = _given_data(kept, root, C, prior)
         functions = part.mean.shape if len(part.mean) > 1 else part.mean.shape[1:]

@@ -40,7 +40,7 @@ from ppl_gp.sparse.expectation import (
 )
 from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.process import SparseProcess, gram, is_coupled
+from ppl_gp.sparse.process import SparseProcess, gram, is_coupled, sparse_process
 
 _PAIRED = 4000  # rows whose covariance matrix is made
 
@@ -209,12 +209,11 @@ def processes(
     """The posterior process and q(v) of every GP site. O(M^3) each."""
     posterior, q = {}, {}
     for name, prior in priors.items():
-        variables = variational.variables[name]
-        q[name] = variational.q[name].whitened()
-        m, P = q[name].mean, q[name].reduction
+        at = q[name] = variational.q[name].whitened()
         if nudge is not None and name in nudge:
-            m, P = m + nudge[name].mean, P + nudge[name].reduction
-        posterior[name] = SparseProcess(prior, variables, variables.root(prior), m, P)
+            more = nudge[name]
+            at = at._replace(mean=at.mean + more.mean, reduction=at.reduction + more.reduction)
+        posterior[name] = sparse_process(prior, variational.variables[name], at)
     return posterior, q
 
 

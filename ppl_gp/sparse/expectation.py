@@ -56,9 +56,10 @@ class Expectation(NamedTuple):
 
     def nodes(self, num_functions: int) -> int | None:
         """Nodes in each direction, or `None` where draws are to be used."""
-        if self.num_draws is not None or num_functions > MAX_CUBATURE:
+        directions = 1 if self.additive else num_functions
+        if self.num_draws is not None or directions > MAX_CUBATURE:
             return None
-        return self.num_nodes or NODES[num_functions]
+        return self.num_nodes or NODES[directions]
 
 
 def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
@@ -92,14 +93,6 @@ def expected_log_lik(
     Raises `DataError` for `num_nodes` above three functions that are not additive.
     """
     m, rebuild = flatten(mean)
-    if expectation.additive and expectation.num_draws is None:
-        # each term sees one function, and so its marginal alone
-        diagonal = lambda m, v: jnp.einsum("aan->an", v) if v.ndim > m.ndim else v  # noqa: E731
-        own = {k: diagonal(mean[k], v) for k, v in variance.items()}
-        scale = jnp.sqrt(_positive(flatten(own)[0]))
-        x, w = hermite(expectation.num_nodes or NODES[1], 1)
-        each = jax.vmap(lambda x: log_lik(rebuild(m + scale * x)))(jnp.asarray(x[:, 0], m.dtype))
-        return jnp.asarray(w, m.dtype) @ each
     num = expectation.nodes(m.shape[0])
     if num is None:
         if expectation.num_nodes is not None and expectation.num_draws is None:
@@ -110,7 +103,10 @@ def expected_log_lik(
         z = random.normal(key, (expectation.num_draws or 10, *m.shape), m.dtype)
         at = _coloured(mean, variance)
         return jnp.mean(jax.vmap(lambda z: log_lik(at(rebuild(z))))(z), 0)
-    z, w = hermite(num, m.shape[0])
+    if expectation.additive:  # each term depends on one function, and so on its marginal alone
+        diagonal = lambda m, v: jnp.einsum("aan->an", v) if v.ndim > m.ndim else v  # noqa: E731
+        variance = {k: diagonal(mean[k], v) for k, v in variance.items()}
+    z, w = hermite(num, 1 if expectation.additive else m.shape[0])
     at, ones = _coloured(mean, variance), jnp.ones_like(m)
     values = jax.vmap(lambda z: log_lik(at(rebuild(z[:, None] * ones))))(jnp.asarray(z, m.dtype))
     return jnp.asarray(w, m.dtype) @ values
@@ -153,13 +149,11 @@ def expectation_error(
     Cost: `FINE` or 3^F as many likelihood values; for reports.
     """
     m, rebuild = flatten(mean)
-    if expectation.num_draws is not None or (
-        expectation.nodes(m.shape[0]) is None and not expectation.additive
-    ):
+    num = expectation.nodes(m.shape[0])
+    if num is None:
         return jnp.zeros_like(m[0])
     coarse = expected_log_lik(log_lik, mean, variance, expectation, key)
     if m.shape[0] > 1 or finer is not None:
-        num = expectation.num_nodes or NODES[1 if expectation.additive else m.shape[0]]
         more = expectation._replace(num_nodes=3 * num)
         return 2.0 * jnp.abs(coarse - expected_log_lik(finer or log_lik, mean, variance, more, key))
 
@@ -211,7 +205,12 @@ class Averaged(eqx.Module):
 
     def __call__(self, latent: dict) -> Float[Array, "N"]:
         f, variance = latent[self.site], self._positive()
-        found = self._closed(f, variance) if self._is_gaussian(f) else self._sum(f, variance)
+        if self._is_gaussian(f):
+            c, b, t = quadratic(self._at, f)
+            rest = 1.0 + t * variance
+            found = c + 0.5 * (b**2 * variance / rest - jnp.log(rest))
+        else:
+            found = self._sum(f, variance)
         return jnp.where(self.variance > 0, found, self._at(f))
 
     def shared(self, latent: dict | None = None) -> Float[Array, ""]:
@@ -248,11 +247,6 @@ class Averaged(eqx.Module):
     def _is_gaussian(self, f) -> bool:
         """Whether log p is proved a polynomial of degree two in f; one abstract trace."""
         return degree(self._at, f) <= 2
-
-    def _closed(self, f, variance):
-        c, b, t = quadratic(self._at, f)
-        rest = 1.0 + t * variance
-        return c + 0.5 * (b**2 * variance / rest - jnp.log(rest))
 
     def _sum(self, f, variance):
         """By nodes that stay where they are as far as derivatives go: their weights carry them."""

@@ -1,13 +1,9 @@
-"""Families of q(u): Gaussians over the inducing variables, each seen as q(v) = N(m, S) of the
-whitened v = R^-1 (u - E[u]).
+"""Square roots R of K_uu, in the form that its structure allows, and families of q(u): Gaussians,
+each seen as q(v) = N(m, S) of the whitened v = R^-1 (u - E[u]).
 
-A family has arrays (several functions at one site: a leading axis F) and says what m, P = I - S
-and KL[q(u) || p(u)] are. Natural gradients train q(v) in natural parameters: a step of size 1
-lands on the maximum of the bound's linearisation; for a Gaussian likelihood that is the optimum
-(Hensman, Fusi & Lawrence 2013; Khan & Lin 2017).
-
-Square roots of K_uu, R R^T = K_uu, in the form that its structure allows: what whitening means
-for each.
+A family has arrays (several functions at one site: a leading axis F). Natural gradients train q(v)
+in natural parameters: a step of size 1 lands on the maximum of the bound's linearisation; for a
+Gaussian likelihood that is the optimum (Hensman, Fusi & Lawrence 2013; Khan & Lin 2017).
 
 `DenseRoot` carries the derivative of its Cholesky factor as one matrix: to first order L + dL = L
 (I + omega), omega lower triangular. `omega` is zero in value. Every product with the root adds its
@@ -176,7 +172,7 @@ def _whiten_jvp(primals, tangents):
 
 
 class Whitened(NamedTuple):
-    """q(v) = N(mean, I - reduction), a matrix, its diagonal or an `Arrow`, and `kl` in nats."""
+    """q(v) = N(mean, I - reduction), a matrix P, its diagonal or an `Arrow`; `kl` in nats."""
 
     mean: Float[Array, "*F M"]
     reduction: Any

@@ -6,11 +6,10 @@ I)), sites in alphabetical order. The terms are independent a priori, so Cov[u] 
 q(u) is one Gaussian for all of them: a GP and the effects of other sites are correlated in the
 posterior. Covariances with the predictor at n rows are (M, R n), functions outermost.
 
-`ArrowVariables` are for a grouping factor of many levels, if each row is proved to depend on one
-(`predictor.parts.Levels`). The levels of that one site are kept separate: rows of
-Cov[u, f(X)] for them are an index and a weight. Everything else (the GPs' inducing variables,
-coefficients, smaller factors, and further large ones) are the few. For unknowns among which each
-row depends on one of U levels, Cov[v, f(X)] takes V + 2 numbers per row, not V + U.
+`ArrowVariables` are for a grouping factor of U levels, if each row is proved to depend on one
+(`predictor.parts.Levels`). Everything else (the GPs' inducing variables, coefficients, smaller
+factors, and further large ones) are the V few. Cov[v, f(X)] takes V + 2 numbers per row, not V + U:
+those of the few, and an index and a weight (`LevelColumns`).
 """
 
 from typing import Any
@@ -65,34 +64,29 @@ class PartsVariables(InducingVariables):
         return self._blocks(prior, self.names)
 
     def _blocks(self, prior, sites: list[str]) -> BlockRoot:
-        parts = prior.kernel.at(prior.X[:2]).parts
-        roots = [pair for k in sites for pair in self._roots(k, parts[k])]
-        return BlockRoot(tuple(root for root, _ in roots), tuple(size for _, size in roots))
-
-    def _roots(self, site: str, part: Any) -> list[tuple[Root, int]]:
-        """With the sizes of their blocks."""
-        if site in self.tables:
-            return [(DiagonalRoot(jnp.ones(self.size(site))), self.size(site))]
-        own = self.gps[site]
-        return [(own.root(part.prior), own.num)] * self.units[site]
+        parts, roots, sizes = prior.kernel.at(prior.X[:2]).parts, [], []
+        for k in sites:
+            if k in self.tables:
+                roots += [DiagonalRoot(jnp.ones(self.tables[k]))]
+                sizes += [self.tables[k]]
+            else:
+                roots += [self.gps[k].root(parts[k].prior)] * self.units[k]
+                sizes += [self.gps[k].num] * self.units[k]
+        return BlockRoot(tuple(roots), tuple(sizes))
 
     def cross(self, prior, X):
         parts = prior.kernel.at(X).parts
-        return self._of({k: parts[k] for k in self.names})
+        return self.cross_of({k: parts[k] for k in self.names})
 
-    def cross_of_part(self, site: str, part: Any) -> Any:
-        """Cov[u, what one site adds to the predictor at n rows], (M, R n); zero of an effect that
-        stands one a datum, which u is not about.
+    def cross_of(self, parts: dict[str, Any]) -> Any:
+        """Cov[u, what some sites add to the predictor at n rows], (M, R n); zero for effects with
+        one value per datum, which u is not about.
         """
-        return self._of({site: part})
+        return self._stacked(self.names, parts)
 
     def cross_of_effects(self, loads: dict[str, Table]) -> Any:
-        """Cov[u, sum_j D_j w_j], (M, n), of `{site j: D_j}`, w_j what stands behind its columns."""
-        return self._of(loads)
-
-    def _of(self, parts: dict[str, Any]) -> Any:
-        """Cov[u, .] of what some sites add at the same rows."""
-        return self._stacked(self.names, parts)
+        """Cov[u, sum_j D_j w_j], (M, n), of `{site j: D_j}`, w_j the unknowns of its columns."""
+        return self.cross_of(loads)
 
     def _stacked(self, sites: list[str], parts: dict[str, Any]) -> Float[Array, "V Rn"]:
         """Of the unknowns of `sites`: zero of those that `parts` lacks."""
@@ -192,10 +186,10 @@ class ArrowVariables(PartsVariables):
 
     def cross_of_effects(self, loads):
         seen = isinstance(loads.get(self.levels), Levels | None)
-        return self._of(loads) if seen else self._stacked(self.names, loads)
+        return self.cross_of(loads) if seen else super().cross_of(loads)
 
-    def _of(self, parts):
-        """Of the few, and what each row sees of the levels."""
+    def cross_of(self, parts):
+        """For the few, and for the level of each row."""
         num, start = self.tables[self.levels], self.start(self.levels)
         levels, few = parts.get(self.levels), self._stacked(self.few, parts)
         if levels is None:

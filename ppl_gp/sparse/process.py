@@ -1,17 +1,15 @@
 """The posterior process behind q(u), draws of the inducing variables, and of f given them.
 
-The R functions that a datum sees of a predictor are one vector, functions outermost: they are
-correlated given the data, so that q of them is one Gaussian over all (R B,) values, with one q(u)
-behind it. Several functions at the site of a plain GP are independent, and have a leading axis.
+With A = R^-1 Cov[u, f(X)] and q(v) = N(m, S), P = I - S, marginals of f are
+mean_n = m_X + a_n^T m,  variance_n = k_nn - a_n^T P a_n:
+the inner loop of everything sparse, with a hand-written reverse rule.
 
-Marginals of f under q(v): the inner loop of everything sparse, with a hand-written reverse rule.
-
-With A = R^-1 Cov[u, f(X)] and q(v) = N(m, S), P = I - S:
-mean_n = m_X + a_n^T m,  variance_n = k_nn - a_n^T P a_n.
+The R functions of a predictor are one vector per datum, functions outermost: they are correlated
+given the data, so that q of them is one Gaussian over all (R B,) values, with one q(u) behind it.
+Several functions at the site of a plain GP are independent, and have a leading axis.
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -44,20 +42,18 @@ def explained(
 ) -> tuple[Float[Array, "*F B"], Float[Array, "*F B"]]:
     """(a_n^T m, a_n^T P a_n) for C = Cov[u, f(X)], (M, B); several functions F share the root.
 
-    `reduction` is P, (M, M), or its diagonal, (M,), or an `Arrow`, which costs O(V^2 B) where the
-    rows see one level each. A dense root costs 2 M^2 B multiply-adds
-    forward and 2 M^2 B in reverse (about 6 M^3 besides), and half of that for each further
-    function; differentiating through triangular solves takes 10 M^2 B.
+    `reduction` is P, (M, M), or its diagonal, (M,), or an `Arrow`, which costs O(V^2 B) where each
+    row depends on one level. A dense root costs 2 M^2 B multiply-adds forward and 2 M^2 B in
+    reverse (about 6 M^3 besides), and half of that for each further function; differentiating
+    through triangular solves takes 10 M^2 B.
     """
     if isinstance(reduction, Arrow):
         return _explained_arrow(root.whiten(C), mean, reduction)
-    if mean.ndim > 1 and reduction.ndim > mean.ndim:
-        return _of_several(root.whiten(C), mean, reduction)
-    if mean.ndim > 1:
-        return jax.vmap(partial(explained, root, C))(mean, reduction)
-    if reduction.ndim == 1:
+    if reduction.ndim == mean.ndim:
         A = root.whiten(C)
         return mean @ A, reduction @ A**2
+    if mean.ndim > 1:
+        return _of_several(root.whiten(C), mean, reduction)
     if isinstance(root, DenseRoot):
         return _explained_dense(root.W, root.omega, C, mean, reduction)
     return _explained(root.whiten(C), mean, reduction)
@@ -225,13 +221,12 @@ def _shaped(x: Float[Array, "*F RB"], new: GP) -> Float[Array, "..."]:
 
 
 class SparseProcess(Conditioned):
-    """q(f(X*)) = int p(f(X*) | u) q(u) du: mean m* + A^T m, covariance k** - A^T P A with A = R^-1
-    Cov[u, f(X*)].
+    """q(f(X*)) = int p(f(X*) | u) q(u) du: mean m* + A^T m, covariance k** - A^T P A.
 
     `process(X_new)` gives marginals as `Normal`, batch (*F, B); `process(X_new, joint=True)` a
     `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
     mean are taken). O(M^2 B); K_uu is factored already. Of a predictor of R functions marginals are
-    (R, B), and joint moments are of all (R B,) values, functions outermost.
+    (R, B), and joint moments are of all (R B,) values.
     """
 
     inducing: InducingVariables
@@ -268,13 +263,14 @@ class SparseProcess(Conditioned):
     def joint(self, new: GP):
         """(mean (*F, B), covariance (*F, B, B)), or of (R B,) values. O(M B^2)."""
         A = self.columns(new)
-        covariance = new.covariance_matrix - explained_jointly(A, self.mean, self.reduction)
-        # Where u is not exact, what it leaves unexplained is independent from row to row: k - Q
-        # need not be a covariance.
-        if not self.inducing.is_exact:
+        if self.inducing.is_exact:
+            prior = new.covariance_matrix
+        else:
+            # What u leaves unexplained is independent from row to row: k - Q need not be a
+            # covariance.
             Q = gram(A)
-            rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
-            covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)
+            prior = add_diagonal(Q, jnp.maximum(new.variance - jnp.diagonal(Q), 0.0))
+        covariance = prior - explained_jointly(A, self.mean, self.reduction)
         return _flat_mean(new) + self.mean @ A, covariance
 
 

@@ -85,8 +85,8 @@ class SVGP:
     - Effects (`Normal`, `MultivariateNormal` sites and their kin) that enter a linear predictor
       beside GPs are integrated: one q(u) for them and the inducing variables of all functions that
       a datum sees, O((sum of both)^3) a step; of one function an arrow for a factor of many levels
-      (`sparse.parts`), and effects of each datum inside the likelihood
-      (`sparse.own_effects`), unless `latents` or `num_importance` is given.
+      (`sparse.parts`), and effects of each datum inside the likelihood (`sparse.expectation`),
+      unless `latents` or `num_importance` is given.
     - Latents that stand one a datum: `latents` is their q(h), `Amortised()` (also `None`) or
       `Free()`, for all or as {site: ...}.
       `num_importance`: K copies of each datum's latents in a log-mean-exp (`ImportanceWeightedELBO`

@@ -27,9 +27,8 @@ class Derivatives(InducingVariables):
     partial derivatives: `Concatenated([Points(Z), Derivatives(Z, 0), Derivatives(Z, 1)])`.
 
     Raises `ModelError` for a kernel without derivatives (Matern12, White) and for a site that
-    observes derivatives
-    itself (kernel `WithDerivatives`): there derivatives are plain `Points(derivative_inputs(Z,
-    dim))`.
+    observes derivatives itself (kernel `WithDerivatives`): there derivatives are plain
+    `Points(derivative_inputs(Z, dim))`.
     """
 
     Z: Float[Array, "M *D"]

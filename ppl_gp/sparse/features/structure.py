@@ -186,88 +186,6 @@ def multi_indices(
     return np.array(taken)
 
 
-class _Composed(InducingVariables):
-    """One part for each of several kernels that make up the prior's."""
-
-    parts: tuple[InducingVariables, ...]
-
-    def __init__(self, parts):
-        self.parts = tuple(parts)
-        if not self.parts:
-            raise DataError(
-                f"{type(self).__name__}([]) has no parts; give one kind of inducing variables a "
-                "kernel."
-            )
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all parts are."""
-        return all(getattr(part, "is_exact", True) for part in self.parts)
-
-    def _pairs(self, kernels, prior):
-        name = type(self).__name__
-        if len(kernels) != len(self.parts):
-            raise ModelError(
-                f"{name} has {len(self.parts)} part(s), and the kernel {prior.kernel!r} has "
-                f"{len(kernels)} to go with them: give one part for each, in the order in which "
-                "the kernel is written; or use Points(Z)."
-            )
-        priors = (GP(kernel, prior.X, jitter=prior.jitter) for kernel in kernels)
-        return list(zip(self.parts, priors, strict=True))
-
-
-class Additive(_Composed):
-    """For a kernel k_1 + k_2 + ...: f = f_1 + f_2 + ..., and part i is about f_i alone (Hensman et
-    al. 2018).
-
-    The terms are independent, so K_uu is block diagonal and keeps each part's structure; K_uf
-    stacks the parts'. M is the sum of theirs, and so is the cost. Parts go with the terms in the
-    order in which the kernel is written; a constant in front of the sum counts for each. Columns
-    may be shared: a part sees its own term. For a term `Constant(...)` one point, `Points(X[:1])`,
-    is exact. u is about f less its mean, so E[u] = 0.
-    """
-
-    @property
-    def num(self):
-        return sum(part.num for part in self.parts)
-
-    def root(self, prior) -> "BlockRoot":
-        roots = tuple(part.root(term) for part, term in self._terms(prior))
-        return BlockRoot(roots, tuple(part.num for part in self.parts))
-
-    def cross(self, prior, X):
-        return jnp.concatenate([part.cross(term, X) for part, term in self._terms(prior)])
-
-    def _terms(self, prior):
-        return self._pairs(sum_terms(prior.kernel), prior)
-
-
-class Kronecker(_Composed):
-    """For a kernel k_1 k_2 ...: u are all products of the parts' functionals (Hensman et al. 2018).
-
-    f(x) is F(x, x, ...) of a process F whose covariance is the factors' tensor product, and u is
-    the tensor product of the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products
-    of the parts' rows. M is the product of theirs. Whitening costs what the parts' own do, one
-    after another; nothing of size M x M is made. `Points` as parts make a grid of inducing points.
-    Constant factors go to the first part. E[u] = 0, as u is about f less its mean.
-    """
-
-    @property
-    def num(self):
-        return prod(part.num for part in self.parts)
-
-    def root(self, prior) -> "KroneckerRoot":
-        roots = tuple(part.root(factor) for part, factor in self._factors(prior))
-        return KroneckerRoot(roots, tuple(part.num for part in self.parts))
-
-    def cross(self, prior, X):
-        rows = (part.cross(factor, X) for part, factor in self._factors(prior))
-        return reduce(lambda A, B: (A[:, None] * B[None]).reshape(-1, A.shape[1]), rows)
-
-    def _factors(self, prior):
-        return self._pairs(product_factors(prior.kernel), prior)
-
-
 class _Roots(Root):
     """What is applied part by part, `_each` says how."""
 
@@ -307,3 +225,86 @@ class KroneckerRoot(_Roots):
             rows = apply(root, front.reshape(front.shape[0], -1))
             C = jnp.moveaxis(rows.reshape(front.shape), 0, axis)
         return C.reshape(shape)
+
+
+class _Composed(InducingVariables):
+    """One part for each of several kernels that make up the prior's."""
+
+    kernels: ClassVar[Callable[[Any], list[Any]]]  # of the prior's kernel
+    composed: ClassVar[type[_Roots]]
+    parts: tuple[InducingVariables, ...]
+
+    def __init__(self, parts):
+        self.parts = tuple(parts)
+        if not self.parts:
+            raise DataError(
+                f"{type(self).__name__}([]) has no parts; give one kind of inducing variables a "
+                "kernel."
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all parts are."""
+        return all(getattr(part, "is_exact", True) for part in self.parts)
+
+    def root(self, prior) -> _Roots:
+        roots = tuple(part.root(own) for part, own in self._pairs(prior))
+        return self.composed(roots, tuple(part.num for part in self.parts))
+
+    def _rows(self, prior, X) -> list[Array]:
+        return [part.cross(own, X) for part, own in self._pairs(prior)]
+
+    def _pairs(self, prior):
+        name, kernels = type(self).__name__, self.kernels(prior.kernel)
+        if len(kernels) != len(self.parts):
+            raise ModelError(
+                f"{name} has {len(self.parts)} part(s), and the kernel {prior.kernel!r} has "
+                f"{len(kernels)} to go with them: give one part for each, in the order in which "
+                "the kernel is written; or use Points(Z)."
+            )
+        priors = (GP(kernel, prior.X, jitter=prior.jitter) for kernel in kernels)
+        return list(zip(self.parts, priors, strict=True))
+
+
+class Additive(_Composed):
+    """For a kernel k_1 + k_2 + ...: f = f_1 + f_2 + ..., and part i is about f_i alone (Hensman et
+    al. 2018).
+
+    The terms are independent, so K_uu is block diagonal and keeps each part's structure; K_uf
+    stacks the parts'. M is the sum of theirs, and so is the cost. Parts go with the terms in the
+    order in which the kernel is written; a constant in front of the sum counts for each. Columns
+    may be shared: a part sees its own term. For a term `Constant(...)` one point, `Points(X[:1])`,
+    is exact. u is about f less its mean, so E[u] = 0.
+    """
+
+    kernels = staticmethod(sum_terms)
+    composed = BlockRoot
+
+    @property
+    def num(self):
+        return sum(part.num for part in self.parts)
+
+    def cross(self, prior, X):
+        return jnp.concatenate(self._rows(prior, X))
+
+
+class Kronecker(_Composed):
+    """For a kernel k_1 k_2 ...: u are all products of the parts' functionals (Hensman et al. 2018).
+
+    f(x) is F(x, x, ...) of a process F whose covariance is the factors' tensor product, and u is
+    the tensor product of the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products
+    of the parts' rows. M is the product of theirs. Whitening costs what the parts' own do, one
+    after another; nothing of size M x M is made. `Points` as parts make a grid of inducing points.
+    Constant factors go to the first part. E[u] = 0, as u is about f less its mean.
+    """
+
+    kernels = staticmethod(product_factors)
+    composed = KroneckerRoot
+
+    @property
+    def num(self):
+        return prod(part.num for part in self.parts)
+
+    def cross(self, prior, X):
+        rows = self._rows(prior, X)
+        return reduce(lambda A, B: (A[:, None] * B[None]).reshape(-1, A.shape[1]), rows)
