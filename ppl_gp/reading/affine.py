@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from ppl_gp.reading.walk import Rules, Walk
+from ppl_gp.reading.walk import MOVES, Rules, Walk
 
 
 class Dependence(IntEnum):
@@ -27,13 +27,7 @@ class Dependence(IntEnum):
     unknown = 3
 
 
-# Entry by entry the same number, in another place.
-_MOVES = frozenset(
-    """
-    broadcast_in_dim reshape transpose slice squeeze expand_dims tile unstack copy copy_p
-    optimization_barrier
-    """.split()
-)
+_MOVES = MOVES | {"tile", "unstack", "optimization_barrier"}
 # Linear in all operands together.
 _LINEAR = _MOVES | frozenset(
     """

@@ -28,12 +28,11 @@ from ppl_gp.reading.predictor.skeleton import Skeleton, skeleton
 from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import is_gp, is_missing_part, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
-from ppl_gp.reading.walk import needed
+from ppl_gp.reading.walk import MOVES, needed
 
 _OBSERVED = "_observed"
 _SITE, _REST = "site ", "rest"
-# moves of entries: what comes out is what went in, elsewhere
-_MOVES = {"transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p"}
+_MOVES = MOVES - {"slice"}  # which would leave entries out
 
 
 @contextmanager

@@ -31,12 +31,9 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.reading.predictor.sites import root_of
-from ppl_gp.reading.walk import Known, Rules, Walk, later
+from ppl_gp.reading.walk import MOVES, Known, Rules, Walk, later
 
-_MOVES = frozenset(
-    "broadcast_in_dim reshape transpose slice squeeze expand_dims rev gather dynamic_slice".split()
-)
-_SAME = frozenset("copy copy_p optimization_barrier".split())
+_MOVES = MOVES | {"rev", "gather", "dynamic_slice"}
 
 
 class OneEach(NamedTuple):
@@ -88,7 +85,7 @@ def _followed(equation, into: list) -> OneEach | None:
         return _together(equation, into)
     if sum(which) > 1:
         return None
-    if name in _SAME and len(into) == 1:
+    if name == "optimization_barrier" and len(into) == 1:
         return x
     if name in _MOVES and which[0]:
         return _bound(equation, [x, *into[1:]])
