@@ -141,9 +141,7 @@ class DataError(PplGpError, ValueError):
 
 
 class ModelError(PplGpError, ValueError):
-    """The model does not fit the method: no GP site, several latent functions, local latents, a GP
-    fed by a GP ...
-    """
+    """The model does not fit the method: no GP site, local latents, a GP fed by a GP ..."""
 
 
 class NotPointwiseError(ModelError):
@@ -151,15 +149,11 @@ class NotPointwiseError(ModelError):
 
 
 class NotConjugateError(ModelError):
-    """A site's density is not affine in the statistics of another's factor, which `MeanField`
-    needs.
-    """
+    """A site's density is not affine in another factor's statistics, as `MeanField` needs."""
 
 
 class StoreError(PplGpError, ValueError):
-    """A file that cannot be loaded: truncated, foreign, from another version, or saved from another
-    model.
-    """
+    """A file that cannot be loaded: truncated, foreign, of another version or of another model."""
 
 
 class MissingPackageError(PplGpError, ImportError):

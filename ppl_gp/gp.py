@@ -134,9 +134,7 @@ class GP(dist.Distribution):
         return add_diagonal(K, self._jitter(jnp.diagonal(K)))
 
     def factor(self):
-        """(L, added): the lower Cholesky factor of `covariance_matrix` + added I, `added` 0 unless
-        it had to be raised.
-        """
+        """(L, added): L L^T = covariance_matrix + added I, added 0 unless it had to be raised."""
         K = self.covariance_matrix
         return robust_cholesky(K, jitter_of(self.kernel, self.X))
 

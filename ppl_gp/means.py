@@ -32,9 +32,7 @@ class Constant(eqx.Module):
 
 
 class Linear(eqx.Module):
-    """m(x) = slope . x + intercept; `slope` is (D,), or one number for all inputs; `intercept` one
-    number.
-    """
+    """m(x) = slope . x + intercept; `slope` is (D,) or, as `intercept`, one number."""
 
     slope: ArrayLike
     intercept: ArrayLike = 0.0
@@ -46,18 +44,14 @@ class Linear(eqx.Module):
 
 
 class Identity(eqx.Module):
-    """Unit p of a layer has the mean m_p(x) = x_p: (P, N) for P = D units, in a plate of that
-    size.
-    """
+    """Unit p of a layer has the mean m_p(x) = x_p: (P, N), in a plate of P = D units."""
 
     def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
         return as_inputs(X).T
 
 
 class Projection(eqx.Module):
-    """Unit p of a layer has the mean (x W)_p; W is (D, P), constant (`principal_axes`, say): (P,
-    N), in a plate of P units.
-    """
+    """Mean (x W)_p of unit p in a plate of P units: (P, N); W is constant, `principal_axes` say."""
 
     W: Float[Array, "D P"]
 

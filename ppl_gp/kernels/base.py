@@ -85,9 +85,7 @@ def floating(x: ArrayLike) -> Float[Array, "..."]:
 
 
 def as_tree(function: Any) -> Any:
-    """A callable as a pytree: a function is a leaf that jit refuses; in a Partial it is part of the
-    tree's structure.
-    """
+    """A callable as a pytree: jit refuses a function as a leaf, and takes a Partial of one."""
     is_function = jax.tree_util.all_leaves([function])
     return jax.tree_util.Partial(function) if is_function else function
 

@@ -84,9 +84,7 @@ class MeanWithDerivatives(eqx.Module):
 
 
 def value_inputs(X: ArrayLike) -> Float[Array, "N D1"]:
-    """Inputs of `WithDerivatives` that stand for f(X): X, (N, D) or (N,), with a column of zeros,
-    (N, D + 1).
-    """
+    """Inputs of `WithDerivatives` for f(X): X, (N, D) or (N,), and zeros, (N, D + 1)."""
     X = as_inputs(X)
     return jnp.concatenate([X, jnp.zeros_like(X[:, :1])], 1)
 

@@ -57,9 +57,7 @@ class RBF(Isotropic):
 
 
 class Matern12(Isotropic):
-    """k = variance exp(-r), the exponential kernel (Rasmussen & Williams 2006, eq. 4.18 with gamma
-    = 1).
-    """
+    """k = variance exp(-r), exponential (Rasmussen & Williams 2006, eq. 4.18 with gamma = 1)."""
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern12(r2)
@@ -73,9 +71,7 @@ class Matern32(Isotropic):
 
 
 class Matern52(Isotropic):
-    """k = variance (1 + s + s^2/3) exp(-s), s = sqrt(5) r (Rasmussen & Williams 2006, eq. 4.17),
-    smoother.
-    """
+    """k = variance (1 + s + s^2/3) exp(-s), s = sqrt(5) r (Rasmussen & Williams 2006, eq. 4.17)."""
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern52(r2)

@@ -42,10 +42,8 @@ _IN_SOME |= {"scatter": {0, 2}, "scatter-add": {0, 2}, "scatter-sub": {0, 2}}
 
 
 def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
-    """How each output array of `function` (leaves in order) depends on x.
-
-    x, and whatever the function closes over, may be tracers: it is decided while tracing. Cost: one
-    trace, nothing is computed.
+    """How each output array of `function` (leaves in order) depends on x. Decided while tracing: x,
+    and what the function encloses, may be tracers. One trace, nothing is computed.
     """
     return tuple(_walked(_Affine(), function, x, Dependence.affine))
 
@@ -62,19 +60,15 @@ def of_equation(equation, operands: list[Dependence]) -> list[Dependence]:
 
 
 def bend(function: Callable, x) -> tuple[str, Any] | None:
-    """(the first operation on the way to an output that is not proved affine in x, what JAX keeps
-    of its line); None if all are.
-    """
+    """(the first operation that is not proved affine in x, its source info); None if all are."""
     rules = _Bends()
     _walked(rules, function, x, Dependence.affine)
     return rules.first
 
 
 def degree(function: Callable, x) -> float:
-    """An upper bound of the degree of `function` in the entries of x; infinity where nothing is
-    proved.
-
-    For fixed other arguments, of any values. One trace, no evaluation.
+    """An upper bound of the degree of `function` in the entries of x, infinity where nothing is
+    proved; for other arguments of any values. One trace, no evaluation.
     """
     return max(_walked(_Degrees(), function, x, 1.0), default=0.0)
 

@@ -1,14 +1,10 @@
 """What is computed from what, read off a function's jaxpr: a proof of independence, whatever the
-values are; and whether a function's course depends on the values that it is given: comparisons,
-clips, absolute values, roundings.
+values are. Whether a function's course depends on the values that it is given: comparisons, clips,
+absolute values, roundings. And what each site of a model is computed from, by one abstract trace.
 
 A function that decides nothing is analytic where it is finite, and a few values far apart tell what
 it is, unless it is nearly flat at all of them (a narrow bump); of one that does, what holds there
 says nothing about the values between.
-
-What depends on what in a model: from which arguments and which other sites' values each site's
-distribution, its spread, its masks and a GP's kernel are computed. Followed in the jaxpr of one
-abstract trace.
 """
 
 import math
@@ -32,9 +28,7 @@ def depends(function, x) -> bool:
 
 
 def reached(function, x):
-    """The outputs of `function` with each array replaced by whether it is computed from x. Tracers
-    are fine.
-    """
+    """The outputs of `function` with each array replaced by whether it sees x. Tracers are fine."""
     return jax.tree.map(
         bool,
         sources(lambda named: function(named["x"]), {"x": x}),
@@ -43,9 +37,7 @@ def reached(function, x):
 
 
 def sources(function, named: dict[str, Any]):
-    """The outputs of `function(named)` with each array replaced by the names in `named`, a
-    frozenset, that it is computed from.
-    """
+    """Outputs of `function(named)`, each array replaced by a frozenset of the names behind it."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(named)
     # as JAX sorts a dictionary's keys
     names = [name for name in sorted(named) for _ in jax.tree.leaves(named[name])]
@@ -207,8 +199,7 @@ def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
 
 
 def _spread(fn) -> list:
-    """Parameters that say how wide a distribution is, also beneath a transformation such as a
-    log-normal's.
+    """Parameters that say how wide a distribution is, also beneath a transformation (log-normal).
     """
     inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
     # of a mixture

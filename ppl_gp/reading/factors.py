@@ -55,9 +55,7 @@ _FAMILIES: dict[type, dict[str, Dependence]] = {  # how a parameter may see f
 
 def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> bool:
     """Whether the terms of `sites` (`None`: of all that is observed) in `trace_at(f)`, f (num,),
-    are log-concave and smooth in f.
-
-    Decided while tracing; nothing is computed. Cost: two abstract traces.
+    are log-concave and smooth in f. Two abstract traces, nothing is computed.
     """
     zero = jnp.zeros((num,))
     found = trace_at(zero)
@@ -109,9 +107,7 @@ class JointLogLikelihood(eqx.Module):
 
 
 def shared_log_prob(trace: dict) -> Float[Array, ""]:
-    """Log-probability of observed sites that have no data axis (an observed hyperparameter, a
-    factor), nats.
-    """
+    """Log p of observed sites without a data axis (an observed hyperparameter, a factor), nats."""
     terms = [log_prob_per_datum(s) for s in trace.values() if is_observed(s)]
     return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
@@ -251,9 +247,7 @@ def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None
 
 
 def require_whole_prior(name: str, site: dict) -> None:
-    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior
-    is not the Gaussian that is read.
-    """
+    """Raise `ModelError` where a `scale` or `mask` handler changes the prior of a GP site."""
     if not is_whole(site):
         raise ModelError(
             f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "

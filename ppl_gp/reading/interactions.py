@@ -104,9 +104,7 @@ class _Reader(Rules):
 
 
 def _moved(equation, operands) -> np.ndarray | None:
-    """Entries moved as the operation moves values; `None` where it cannot be done (an index is
-    computed from a function).
-    """
+    """Entries moved as values are; `None` where an index is computed from a function."""
     by_index = equation.primitive.name in _BY_INDEX
     if by_index and any(map(_is_set, operands[1:])):
         return None
@@ -127,9 +125,7 @@ def _moved(equation, operands) -> np.ndarray | None:
 
 
 def _product(equation, operands) -> np.ndarray:
-    """A sum of multiples of the one operand that depends on functions, whatever the other's entries
-    are.
-    """
+    """A sum of multiples of the operand that depends on functions, whatever the other is."""
     side = 0 if _is_set(operands[0]) else 1
     (summed, batch), x = equation.params["dimension_numbers"], operands[side]
     rest = [i for i in range(x.ndim - 1) if i not in summed[side]]

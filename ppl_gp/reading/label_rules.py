@@ -262,9 +262,7 @@ _RULES |= {
 
 
 def is_entry_by_entry(function: Callable, x) -> bool:
-    """Whether entry n of the array function(x), along its last axes, is proved to be computed from
-    entry n of the array x alone.
-    """
+    """Whether entry n of function(x), along its last axes, is proved to see entry n of x alone."""
     closed, labels = jax.make_jaxpr(function)(x), LabelRules()
     given = labels.argument(jnp.shape(x), free=True)
     (out,) = map(labels.entered, Walk(labels).closed(closed, [given]))
@@ -292,9 +290,7 @@ def _columns(number, num: int) -> tuple:
 
 
 def _places(before, after, equation) -> dict[int, int]:
-    """{axis: its place} of those that a reshape leaves as they are: as many entries before them,
-    and as many of their own.
-    """
+    """{axis: its place} of those that a reshape keeps: as long, and as many entries before it."""
     if equation.primitive.name == "squeeze":
         gone = equation.params["dimensions"]
         return {i: j for j, i in enumerate(k for k in range(len(before)) if k not in gone)}

@@ -310,17 +310,13 @@ def _with_values(model, leaves: Leaves) -> list[str]:
 
 
 def unpaired(priors: Mapping[str, GP]) -> dict[str, str]:
-    """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
-    none with new rows.
-    """
+    """{GP site whose kernel is no function of two rows, and so has none with new ones: why}."""
     faults = {k: pair_fault(prior.kernel, prior.X) for k, prior in priors.items()}
     return {k: fault for k, fault in faults.items() if fault is not None}
 
 
 def require_pairs(faults: Mapping[str, str]) -> None:
-    """Raise `ModelError` where new rows, or inducing points, have no covariance with the training
-    rows.
-    """
+    """Raise `ModelError` where other rows have no covariance with the training rows."""
     for name, fault in faults.items():
         raise ModelError(
             f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two "
@@ -331,9 +327,7 @@ def require_pairs(faults: Mapping[str, str]) -> None:
 
 
 def require_none_tied(sites: list[str], there: str = "fit.sites") -> None:
-    """Raise `ModelError` where sites have an entry for each training row, and no others. `there`:
-    where their posterior is.
-    """
+    """Raise `ModelError` for sites of training rows alone; their posterior is in `there`."""
     if sites:
         raise ModelError(
             f"site(s) {sites} have an entry for each row of the data and covariances between "

@@ -82,9 +82,7 @@ def rows_of(model: Callable, leaves: Leaves, base: Look, tables: Collection[str]
 
 
 class _Reader:
-    """One model at its training arguments; `tables`: names of those that the user says hold no
-    rows, whatever their lengths.
-    """
+    """One model at its training arguments; the user says that `tables` hold no rows."""
 
     def __init__(self, model, leaves: Leaves, base: Look, tables: Collection[str]):
         self.model, self.leaves, self.tables = model, leaves, tables
@@ -346,8 +344,7 @@ class _Reader:
                 yield from (p for p, a in site.frames if self.is_row(terms[a]))
 
     def _axis(self, name: str, plates, look: Look | None) -> int | None:
-        """Of a GP where its inputs are rows; else the plate's, or the one that meets the rows and
-        grew.
+        """Of a GP where its inputs are rows; else the plate's, or the one that met rows and grew.
         """
         site, found = self.base.sites[name], self.sites[name]
         if site.is_gp:

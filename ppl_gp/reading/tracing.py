@@ -1,9 +1,5 @@
-"""Running a model with hyperparameters and f given.
-
-What one trace of a model shows: the shapes of its sites, plates and values.
-
-Abstract: nothing is computed and nothing compiled, unless the model looks at values while it is
-traced.
+"""Running a model with hyperparameters and f given; and the shapes of sites, plates and values that
+one abstract trace shows: nothing is computed, unless the model looks at values.
 """
 
 import itertools
@@ -155,9 +151,7 @@ def bare_trace(
     key=None,
     drawn: Callable[[str], bool] = lambda name: False,
 ) -> dict:
-    """As `run`, without annotations: what a model is read off. Vague gammas are settled, but for
-    those that are `drawn`.
-    """
+    """As `run`, unannotated: what is read off. Vague gammas are settled, but for `drawn` ones."""
     with handlers.block():
         seeded = handlers.seed(model, random.key(0) if key is None else key)
         given = handlers.substitute(seeded, data=dict(hyper or {}))
@@ -185,9 +179,7 @@ def annotated(trace: dict, model) -> dict:
 
 
 def reading_of(model) -> Any:
-    """What was read off a declared model, also where handlers stand around it; `None` of another
-    one.
-    """
+    """What was read off a declared model, also one with handlers around it; `None` of others."""
     while not hasattr(model, "reading") and isinstance(model, Messenger):
         model = model.fn
     return getattr(model, "reading", None)
@@ -249,9 +241,7 @@ class Site(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What one trace shows: sample sites, plates with their whole and their subsampled size, the
-    shapes of all values.
-    """
+    """One trace: sample sites, plates with whole and subsampled sizes, shapes of all values."""
 
     sites: dict[str, Site]
     plates: dict[str, Sizes]

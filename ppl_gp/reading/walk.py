@@ -198,9 +198,7 @@ class Walk:
 
 
 def called(equation):
-    """The jaxpr that an equation calls with its own inputs, or None: that of `reduce` takes
-    numbers.
-    """
+    """The jaxpr that an equation calls with its own inputs, or None."""
     params = equation.params
     inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
     jaxpr = getattr(inner, "jaxpr", inner)
@@ -248,9 +246,7 @@ def _longer(outer, inner) -> int:
 
 
 def changed_numbers(a, b) -> set[int]:
-    """Identities of the numbers, literals and constants, of one jaxpr that are others in a second
-    one of the same course.
-    """
+    """Identities of the numbers in one jaxpr that differ in another one of the same course."""
     pairs = zip(getattr(a, "consts", ()), getattr(b, "consts", ()), strict=False)
     found = {id(x) for x, y in pairs if _is_other(x, y)}
     a, b = (getattr(j, "jaxpr", j) for j in (a, b))

@@ -37,9 +37,7 @@ _MOVES = MOVES - {"slice"}  # which would leave entries out
 
 @contextmanager
 def _of_any_length():
-    """A plate that subsamples in the model is traced at other lengths than its own, of which
-    NumPyro warns.
-    """
+    """Without NumPyro's warning of plates that subsample: they are traced at other lengths."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "subsample_size does not match")
         yield
@@ -233,9 +231,7 @@ def _shaping_nothing(whole: Innovated, rest: Rest) -> list[str]:
 
 
 def _are_independent(whole: Innovated, trace: dict, axes: dict, few: Rest) -> bool:
-    """Whether each function is made of GPs at the data's inputs, and of units that no other
-    function sees.
-    """
+    """Whether each function is made of GPs at the data's inputs and of units of its own."""
     num, e = whole.skeleton.num_rows(few.arrays), whole.innovations(few)
     if any(axes[k] is None or not is_gp(trace[k]) or x.shape[-1] != num for k, x in e.items()):
         return False
@@ -252,9 +248,7 @@ def _are_independent(whole: Innovated, trace: dict, axes: dict, few: Rest) -> bo
 
 
 def _softmax(whole: Innovated, functions: int, few: Rest) -> tuple[int, ...]:
-    """(r_1, ..., r_C): score c of the only observed site, a categorical one, is function r_c; ()
-    where that is not how the functions enter.
-    """
+    """(r_1, ..., r_C) where score c of the only site, a categorical one, is function r_c; or ()."""
     num, found = whole.skeleton.num_rows(few.arrays), []
 
     def scores(eta, rest):

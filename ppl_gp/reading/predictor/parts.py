@@ -1,19 +1,14 @@
-"""The parts of a linear predictor eta = offset + sum_k A_k z_k of R functions per datum (what one
-site adds at n rows), and how they are found: A is never formed, columns of L are pushed through the
-model's own operations.
+"""The parts of a linear predictor eta = offset + sum_k A_k z_k of R functions per datum: what one
+site adds at n rows. A is never formed: columns of L are pushed through the model's own operations.
 
-- `Table`: a site that belongs to no datum (coefficients, groups, a GP at a table of places):
-  F = A L, C = L L^T, a column per unknown; by `Columns`, or by `Levels` if each row is proved to
-  depend on one of them;
-- `Weighted`: a GP at the data's inputs: a number a_rn for each of its units, and its own kernel;
-- `Own`: effects with one value per datum: a covariance within the row.
+A site that belongs to no datum (coefficients, groups, a GP at a table of places) is a `Table`, F =
+A L with C = L L^T, by `Columns`, or by `Levels` if each row is proved to depend on one unknown. A
+GP at the data's inputs is `Weighted`; effects with one value per datum are `Own`.
 
-Proof that each entry of an array sees at most one entry of z, and which: value = constant +
-weight z[index].
-
-Read off the jaxpr as `reading.affine` is: moves of entries (a gather by group, a reshape, a where
-whose condition does not depend on z) move index and weight alike, and products with what does not
-depend on z change the weight. Whatever else meets z is no proof.
+The proof that each entry of an array sees at most one entry of z (value = constant + weight
+z[index]) is read off the jaxpr: moves of entries (a gather by group, a reshape, a where whose
+condition does not depend on z) move index and weight alike, and products with what does not depend
+on z change the weight. Whatever else meets z is no proof.
 """
 
 import functools
@@ -37,9 +32,7 @@ _MOVES = MOVES | {"rev", "gather", "dynamic_slice"}
 
 
 class OneEach(NamedTuple):
-    """What each entry of an array sees of z: weight z[index], z flat. A weight is zero where it
-    sees nothing.
-    """
+    """What entries of an array see of z: weight z[index], z flat; weight 0 if nothing."""
 
     index: Int[Array, "..."]
     weight: Float[Array, "..."]
@@ -183,9 +176,7 @@ class Columns(Table):
 
 
 class Levels(Table):
-    """F with one entry per row: row n sees `weight[n]` times unknown `index[n]` of `num`. Of one
-    function.
-    """
+    """F of one function, one entry per row: `weight[n]` times unknown `index[n]` of `num`."""
 
     index: Int[Array, "n"]
     weight: Float[Array, "n"]

@@ -175,8 +175,7 @@ def _cut(moved: Innovated, structure, leaves) -> Cut | None:
 
 
 def _seeing(moved: Innovated) -> tuple[Callable, dict[str, Bones]]:
-    """(the function (e, rest) -> arrays of the observed sites, what else they consist of, which is
-    there once the function was traced).
+    """(function (e, rest) -> arrays of the observed sites, their other parts once it was traced).
     """
     held: dict[str, Bones] = {}
 
