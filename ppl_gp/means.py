@@ -59,8 +59,7 @@ class Projection(eqx.Module):
         X = as_inputs(X)
         if jnp.ndim(self.W) != 2 or self.W.shape[0] != X.shape[1]:
             raise DataError(
-                f"Projection(W=...) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P) for "
-                "these inputs."
+                f"Projection(W=...) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P)."
             )
         return (X @ self.W).T
 

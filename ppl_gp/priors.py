@@ -79,8 +79,7 @@ def distances(X: np.ndarray, where: str = "") -> tuple[float, float]:
     rows = np.unique(X, axis=0)
     if len(rows) < 2:
         raise DataError(
-            f"priors.lengthscale(X): all rows{where} are equal, and have no distance; give a prior "
-            "of your own."
+            f"priors.lengthscale(X): all rows{where} are equal; give a prior of your own."
         )
     nearest = np.median(KDTree(rows).query(rows, k=2)[0][:, 1])
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).astype(int)]

@@ -32,13 +32,11 @@ def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[
     X = jnp.asarray(X)
     if X.ndim not in (1, 2) or X.shape[1:] == (0,):
         raise DataError(
-            f"{name} has shape {X.shape}; inputs are (N, D) with D >= 1, or (N,) for one input "
-            "dimension."
+            f"{name} has shape {X.shape}; inputs are (N, D), D >= 1, or (N,) for one dimension."
         )
     if jnp.issubdtype(X.dtype, jnp.complexfloating):
         raise DataError(
-            f"{name} has dtype {X.dtype}; inputs are real: pass the real and imaginary parts as "
-            "columns."
+            f"{name} has dtype {X.dtype}; inputs are real: give real and imaginary columns."
         )
     X = floating(X if X.ndim == 2 else X[:, None])
     if active_dims is None:
@@ -71,10 +69,7 @@ def as_active_dims(dims: int | Iterable[int] | None) -> ActiveDims:
         return None
     dims = (dims,) if isinstance(dims, int | np.integer) else tuple(int(d) for d in dims)
     if not dims:
-        raise DataError(
-            "active_dims=() picks no column: give at least one column number, or None for all "
-            "columns."
-        )
+        raise DataError("active_dims=() picks no column: give column numbers, or None for all.")
     return dims
 
 
@@ -95,8 +90,7 @@ def scalar(value: Any, name: str) -> Float[Array, ""]:
     value = jnp.asarray(value)
     if value.ndim:
         raise DataError(
-            f"{name} has shape {value.shape}; it is one number (for a batch of kernels, jax.vmap "
-            "over it)."
+            f"{name} has shape {value.shape}; it is one number (for a batch, jax.vmap over it)."
         )
     return floating(value)
 

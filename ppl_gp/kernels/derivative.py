@@ -117,8 +117,7 @@ def require_differentiable(kernel: Any, name: str) -> None:
         if isinstance(part, (Matern12, White)):
             raise ModelError(
                 f"{name}: draws of {type(part).__name__} have no derivative; use Matern32, "
-                "Matern52 or RBF (noise belongs in the likelihood), or Points for inducing "
-                "variables."
+                "Matern52 or RBF (noise belongs in the likelihood), or inducing Points."
             )
 
 
@@ -126,9 +125,8 @@ def split_inputs(X: Float[Array, "N D1"]) -> tuple[Float[Array, "N D"], Int[Arra
     """The columns of the base kernel, and which derivative each row stands for."""
     if X.shape[1] < 2:
         raise DataError(
-            f"inputs of WithDerivatives have shape {X.shape}; they need a last column that says "
-            "which derivative a row is: make them with value_inputs(X) and derivative_inputs(X, "
-            "dim)."
+            f"inputs of WithDerivatives have shape {X.shape}; their last column says which "
+            "derivative a row is: make them with value_inputs(X) and derivative_inputs(X, dim)."
         )
     column = lax.stop_gradient(X[:, -1])
     if not isinstance(column, Tracer):
@@ -148,9 +146,8 @@ def _check_column(column, D):
     bad = column[~np.isin(np.round(column), np.arange(D + 1))]
     if bad.size:
         raise DataError(
-            f"the last column of the inputs holds {bad[0]}; WithDerivatives takes 0 (the value of "
-            f"f) or 1 .. {D} there (a partial derivative): make inputs with value_inputs(X) and "
-            "derivative_inputs(X, dim)."
+            f"the last column of the inputs holds {bad[0]}; it is 0 (f) or 1 .. {D} (a partial "
+            "derivative): make inputs with value_inputs(X) and derivative_inputs(X, dim)."
         )
 
 

@@ -183,8 +183,7 @@ class Leaves:
         return next((p for p, x in self.leaves.items() if x is value), None)
 
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
-        """(args, kwargs) with these leaves, and `others`, if given, in place of all that are left.
-        """
+        """(args, kwargs) with these leaves, and `others`, if given, for all that are left."""
         own = self.leaves.items()
         return jax.tree.unflatten(
             self._structure, [values.get(p, x if others is ... else others) for p, x in own]

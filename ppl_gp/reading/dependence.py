@@ -107,15 +107,9 @@ def _is_deciding(equation) -> bool:
 
 
 # What spreads a distribution: where it is random itself, the density has no upper bound.
-_SPREADS = (
-    "scale",
-    "scale_tril",
-    "covariance_matrix",
-    "precision_matrix",
-    "cov_factor",
-    "cov_diag",
-    "conditional_precision",
-)
+_SPREADS = """
+    scale scale_tril covariance_matrix precision_matrix cov_factor cov_diag conditional_precision
+""".split()
 _ONE_EACH = (
     " All units of a plate share one kernel. For a length scale of each unit, declare a site for "
     "each, f = jnp.stack([numpyro.sample(f'f{i}', pg.GP(pg.kernels.RBF(1.0, lengthscale[i]), X)) "
@@ -199,8 +193,7 @@ def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
 
 
 def _spread(fn) -> list:
-    """Parameters that say how wide a distribution is, also beneath a transformation (log-normal).
-    """
+    """Parameters that say how wide a distribution is, also beneath transformations (log-normal)."""
     inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
     # of a mixture
     inner += [

@@ -231,8 +231,7 @@ def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None
     missing = [k for k in found.hyper if k not in (hyper or {})]
     if missing:
         raise ModelError(
-            f"read(hyper=...) lacks a value for {missing}; it has {sorted(hyper or {})}. Give "
-            "every site."
+            f"read(hyper=...) has {sorted(hyper or {})}; give a value for {missing} as well."
         )
     (name,) = found.gps
     require_whole_prior(name, trace[name])

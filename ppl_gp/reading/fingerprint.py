@@ -208,8 +208,7 @@ class _Reader:
             self.add(f"attribute '{name}'", x)
 
     def finish(self) -> None:
-        """Digest what was met: functions, classes, and attributes of modules that any code names.
-        """
+        """Digest what was met: functions, classes, and modules' attributes that any code names."""
         done = -1
         while done < len(self.entries):
             done = len(self.entries)

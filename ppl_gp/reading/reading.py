@@ -103,8 +103,7 @@ class Reading:
         return next(iter([*own, *(x.shape[0] for x in inputs)]), None)
 
     def inputs_of_rows(self, leaves: Leaves) -> tuple[int, ...] | None:
-        """Places in the first argument of its arrays with an entry per datum; `None` if all have.
-        """
+        """Places in the first argument of its arrays with an entry per datum; `None` if all."""
         own = [p for p in leaves.leaves if argument_of(p) == leaves.inputs]
         found = tuple(i for i, p in enumerate(own) if self.row_axes.get(p) == 0)
         return None if len(found) == len(own) else found

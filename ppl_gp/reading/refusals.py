@@ -1,9 +1,5 @@
 """What is refused before any work, and what a user's model raises while it is run, as errors of
 this package that say what to change.
-
-Whether a model was given its observations, in a dtype that their density takes; whether handlers
-around it substitute or hide latents: such a site is still random, and whatever value an inference
-gives it the model ignores; whether new rows have a covariance with the training rows.
 """
 
 import functools
@@ -55,9 +51,8 @@ def of_the_model(function: Callable) -> Callable:
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             raise DataError(
                 f"{function.__name__} was given an array that jax.jit, jax.vmap or jax.grad "
-                "traces, and it needs numbers: call it outside of them, as it compiles its own "
-                "work. Inside of them a model with a GP has fit.posterior(X_new).mean and "
-                ".variance, of f."
+                "traces: call it outside of them, as it compiles its own work. Inside of them a "
+                "model with a GP has fit.posterior(X_new).mean and .variance, of f."
             )
         try:
             return function(*args, **kwargs)
@@ -255,8 +250,9 @@ class _Named(Messenger):
 
 def require_drawn(model, leaves: Leaves) -> None:
     """Raise `ModelError` where handlers around the model hide a site that is drawn, or substitute
-    or replay its value; values of params are theirs to give. One abstract trace, where there is a
-    handler. Those that are entered inside the model's function are not seen.
+    or replay its value: it is still random, and the model ignores whatever value an inference gives
+    it. Values of params are theirs to give. One abstract trace, where there is a handler; those
+    that are entered inside the model's function are not seen.
     """
     kinds = (handlers.substitute, handlers.replay, handlers.block)
     if not any(isinstance(h, kinds) for h in _handlers(model)):
@@ -319,10 +315,9 @@ def require_pairs(faults: Mapping[str, str]) -> None:
     """Raise `ModelError` where other rows have no covariance with the training rows."""
     for name, fault in faults.items():
         raise ModelError(
-            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two "
-            f"numbers of rows: {fault}. So other rows have no covariance with the training rows. "
-            "Laplace, EP, VI and NUTS fit the model as it stands; f at the training rows is in "
-            f"fit.latent['{name}']."
+            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any rows: "
+            f"{fault}. So other rows have no covariance with the training rows. Laplace, EP, VI "
+            f"and NUTS fit the model; f at the training rows is in fit.latent['{name}']."
         )
 
 

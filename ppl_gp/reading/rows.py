@@ -344,8 +344,7 @@ class _Reader:
                 yield from (p for p, a in site.frames if self.is_row(terms[a]))
 
     def _axis(self, name: str, plates, look: Look | None) -> int | None:
-        """Of a GP where its inputs are rows; else the plate's, or the one that met rows and grew.
-        """
+        """Of a GP where its inputs are rows; else the plate's, or one that met rows and grew."""
         site, found = self.base.sites[name], self.sites[name]
         if site.is_gp:
             return 0 if self.is_row(found.own[0].axes[0]) else None

@@ -106,8 +106,7 @@ class _unique(handlers.trace):
         before = self.trace[name]["type"] if name in self.trace else None
         if before and (before != kind or kind in ("sample", "deterministic")):
             raise ModelError(
-                f"the model has two sites named {name!r}, of the types {before} and {kind} of "
-                "NumPyro; rename one of them."
+                f"the model has two sites named {name!r}, a {before} and a {kind}; rename one."
             )
         super().postprocess_message(msg)
 
@@ -137,7 +136,7 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
     reading = reading_of(declared)
 
     def drawn(name: str) -> bool:
-        return reading is not None and (reading.predicts(name) or reading.axis(name) is not None)
+        return reading.predicts(name) or reading.axis(name) is not None
 
     return annotated(bare_trace(model, args, kwargs, hyper, latent, key, drawn), declared)
 
@@ -197,18 +196,12 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
     """
     own = run(model, args, kwargs)
     found = roles(own)
-    hidden = {
-        k
-        for k, s in own.items()
-        if s["type"] in ("plate", "deterministic") or is_observed(s) or is_gp(s)
-    }
+    left = {*without, *(() if local else found.local_latents)}
     # Missing observations integrate to one: any value does, and outer handlers, which give keys,
-    # are not asked.
-    drawn = {k for k in own if is_missing_part(k, own)} | (
-        set(without) if local else {*without, *found.local_latents}
-    )
-    hidden |= drawn
-    drawn -= set(found.gps)  # which are pinned
+    # are not asked. GPs are pinned.
+    drawn = {*left, *(k for k in own if is_missing_part(k, own))} - {*found.gps}
+    hidden = {*drawn, *found.gps, *found.observed}
+    hidden |= {k for k, s in own.items() if s["type"] in ("plate", "deterministic")}
 
     def any_value(site):
         return site["fn"].sample(random.key(0)) if site["name"] in drawn else None
@@ -219,8 +212,8 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
         pin(),
     ):
         handlers.substitute(model, substitute_fn=any_value)(*args, **kwargs)
-    wanted = (*found.hyper, *found.params, *(found.local_latents if local else ()))
-    return {k: trace[k]["value"] for k in wanted if k not in without}
+    wanted = (*found.hyper, *found.params, *found.local_latents)
+    return {k: trace[k]["value"] for k in wanted if k not in left}
 
 
 ARGUMENT, SITE = "argument ", "site "  # what names of `named_trace` begin with

@@ -175,8 +175,7 @@ def _cut(moved: Innovated, structure, leaves) -> Cut | None:
 
 
 def _seeing(moved: Innovated) -> tuple[Callable, dict[str, Bones]]:
-    """(function (e, rest) -> arrays of the observed sites, their other parts once it was traced).
-    """
+    """(function (e, rest) -> arrays of the observed sites, the rest of them once it is traced)."""
     held: dict[str, Bones] = {}
 
     def arrays(e, rest: Rest):
