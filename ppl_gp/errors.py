@@ -47,12 +47,10 @@ def warn(message: str) -> None:
 
 
 class Result(enum.StrEnum):
-    """How an inference ended. The members are the messages: `fit.result == "converged"` holds as
-    well.
+    """How an inference ended. The members are strings: `fit.result == "converged"` holds as well.
 
     `not_pointwise` is for a method of one's own that finds it on the way: the package's methods
-    refuse a likelihood that couples values of f before any work, by `NotPointwiseError`, and no fit
-    of theirs ends so.
+    refuse a likelihood that couples values of f before any work, by `NotPointwiseError`.
     """
 
     converged = "converged"

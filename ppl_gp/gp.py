@@ -1,6 +1,5 @@
-"""The site: a Gaussian process as a NumPyro distribution that carries the process, its whitening,
-and what conditioning gives; and distributions behind masks, expansions and `to_event`, as the
-entries that they score.
+"""The site: a Gaussian process as a NumPyro distribution, its whitening, and what conditioning
+gives; and distributions behind masks, expansions and `to_event`, as the entries that they score.
 """
 
 from abc import abstractmethod
@@ -167,8 +166,7 @@ class Conditioned(eqx.Module):
 
     Called at new inputs it gives marginals as `Normal`, or with `joint=True` a
     `MultivariateNormal`. X_new are the GP site's own inputs (an array, or a frame of numbers, whose
-    names are not looked at: these inputs are no argument of the model), or a `GP` at them (then its
-    kernel and mean are taken).
+    names are not looked at), or a `GP` at them (then its kernel and mean are taken).
     """
 
     prior: GP
@@ -214,13 +212,7 @@ class Whiten(Reparam):
         if not isinstance(gp, GP):
             raise DataError(f"Whiten() is for GP sites; site '{name}' is a {type(gp).__name__}.")
         base = dist.Normal(jnp.zeros((), gp.X.dtype), 1.0).expand(fn.shape()).to_event(fn.event_dim)
-        white = numpyro.sample(f"{name}_base", _masked_like(base, fn))
-        return None, gp.unwhiten(white)
-
-
-def _masked_like(base, fn):
-    while fn is not unwrap(fn):
-        if isinstance(fn, dist.MaskedDistribution):
-            base = base.mask(fn._mask)
-        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue] (of each wrapper)
-    return base
+        while fn is not gp:
+            base = base.mask(fn._mask) if isinstance(fn, dist.MaskedDistribution) else base
+            fn = fn.base_dist
+        return None, gp.unwhiten(numpyro.sample(f"{name}_base", base))

@@ -65,12 +65,11 @@ class Projection(eqx.Module):
 
 
 def principal_axes(X: ArrayLike, num: int) -> Float[Array, "D num"]:
-    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, with zero
-    columns beyond D.
+    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, zeros beyond
+    D.
 
     The linear mean of a layer narrower or wider than its inputs (Salimbeni & Deisenroth 2017,
-    section 2). Computed once from all training inputs, and given to the model as a constant. O(N
-    D^2).
+    section 2). Computed once from all training inputs; a constant of the model. O(N D^2).
     """
     X = np.asarray(as_inputs(X))
     if num < 1:

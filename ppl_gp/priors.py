@@ -53,10 +53,10 @@ def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distributio
 
 def variance(y, *, tail: float = 0.01) -> dist.Distribution:
     """Log-normal about the variance of y, with p(v < var(y) / 10) = p(v > 10 var(y)) = `tail`: of a
-    function in the units of y (a Gaussian or Student-t likelihood, and not behind a link).
+    function in the units of y (a Gaussian or Student-t likelihood, not behind a link).
 
     **Raises** `DataError` where y does not vary or is no array of real numbers, and inside a model
-    that is being compiled.
+    that is compiled.
     """
     if not 0.0 < tail < 0.5:
         raise DataError(f"priors.variance(tail={tail}): give a number in (0, 1/2).")

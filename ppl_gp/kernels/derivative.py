@@ -1,7 +1,5 @@
 """Gradients of f as values of one process: a last input column says which partial derivative a row
-stands for.
-
-A derivative is a linear functional, so f and its partial derivatives are jointly Gaussian, with
+is. A derivative is a linear functional, so f and its partial derivatives are jointly Gaussian, with
 Cov[d f/d x_i, d f/d x'_j] = d^2 k(x, x') / d x_i d x'_j (Rasmussen & Williams 2006, section 9.4;
 Solak et al. 2003).
 """
@@ -27,16 +25,16 @@ class WithDerivatives(Kernel):
 
     Inputs are (N, D + 1): the D columns of `base`, then the column i in {0, ..., D}, which
     `value_inputs` and `derivative_inputs` append. `active_dims` of `base` count its own columns.
-    The column i is rounded and carries no
-    derivative: training that moves inducing inputs moves x and leaves i.
+    The column i is rounded and carries no derivative: training that moves inducing inputs moves x
+    and leaves i.
 
     Each row is differentiated along its own unit vector, so that one nested jvp gives all four
     kinds of entry: about eight evaluations of `base` and four matrices, whatever D is; `diag` is
     O(N). Finite at equal points.
 
     Raises `ModelError` where `base` holds a Matern12 or a White, whose draws have no derivative (a
-    Matern32's have one, and it is all that is needed), `DataError` where i is no whole number in 0
-    .. D; traced, it gives NaN.
+    Matern32's have one, which is enough), `DataError` where i is no whole number in 0 .. D; traced,
+    it gives NaN.
     """
 
     base: Any = eqx.field(converter=as_kernel)
@@ -90,11 +88,9 @@ def value_inputs(X: ArrayLike) -> Float[Array, "N D1"]:
 
 
 def derivative_inputs(X: ArrayLike, dim: int | None = None) -> Float[Array, "K D1"]:
-    """Inputs of `WithDerivatives` that stand for d f / d x_dim at X, (N, D + 1); `dim` counts
-    columns from 0.
+    """Inputs of `WithDerivatives` for d f / d x_dim at X, (N, D + 1); `dim` counts columns from 0.
 
-    `None` gives all D partial derivatives, (D N, D + 1): those in column 0 at all points first,
-    then column 1 ...
+    `None` gives all D partial derivatives, (D N, D + 1): column 0 at all points, then column 1 ...
     """
     X = as_inputs(X)
     dims = range(X.shape[1]) if dim is None else [as_dim(dim, X.shape[1], "derivative_inputs")]

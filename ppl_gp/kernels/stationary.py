@@ -93,8 +93,8 @@ class Periodic(SameVariance):
     """k = variance exp(-2 sum_d sin^2(pi (x_d - x'_d) / period_d) / lengthscale_d^2).
 
     Rasmussen & Williams 2006, eq. 4.31. `period` is in units of x, `lengthscale` a pure number;
-    each is one number or (D,). The same as an RBF of points u on circles, |u - u'| = 2 |sin(pi (x -
-    x') / period)|, and computed so.
+    each is one number or (D,). Computed as an RBF of points u on circles, |u - u'| = 2 |sin(pi (x -
+    x') / period)|.
     """
 
     variance: ArrayLike = 1.0
@@ -193,8 +193,7 @@ def _matern52_jvp(primals, tangents):
 class Linear(Kernel):
     """k(x, x') = sum_d variance_d x_d x'_d: f(x) = w . x with w_d ~ N(0, variance_d).
 
-    `variance` is one number or one for each input, (D,). An offset is `Linear(...) +
-    Constant(...)`.
+    `variance` is one number or one for each input, (D,). For an offset add `Constant(...)`.
     """
 
     finite_rank = True

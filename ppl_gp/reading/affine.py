@@ -45,18 +45,13 @@ def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
     """How each output array of `function` (leaves in order) depends on x. Decided while tracing: x,
     and what the function encloses, may be tracers. One trace, nothing is computed.
     """
-    return tuple(_walked(_Affine(), function, x, Dependence.affine))
+    return tuple(_walked(Affine(), function, x, Dependence.affine))
 
 
 def _walked(rules, function: Callable, x, own) -> list:
     """What a walk with these rules says of the outputs; `own`: the value of x."""
     closed = jax.make_jaxpr(function)(x)
     return Walk(rules).closed(closed, [own] * len(closed.jaxpr.invars))
-
-
-def of_equation(equation, operands: list[Dependence]) -> list[Dependence]:
-    """The dependence of the outputs of an equation of a jaxpr."""
-    return Walk(_Affine()).step(equation, operands)
 
 
 def bend(function: Callable, x) -> tuple[str, Any] | None:
@@ -104,7 +99,9 @@ class _Proof(Rules):
         return [found] * len(equation.outvars)
 
 
-class _Affine(_Proof):
+class Affine(_Proof):
+    """The rules of a walk for `Dependence`."""
+
     none, most = Dependence.constant, Dependence.unknown
 
     def either(self, values: Sequence[Dependence]) -> Dependence:
@@ -125,7 +122,7 @@ class _Affine(_Proof):
         return highest if one or _is_linear(equation, depending) else Dependence.unknown
 
 
-class _Bends(_Affine):
+class _Bends(Affine):
     first: tuple[str, Any] | None = None
 
     def of(self, equation, into, depending) -> Dependence:

@@ -65,8 +65,7 @@ _DECIDING |= {"reduce_min", "cummax", "cummin", "cond", "while"}
 
 def decides(function, x, rest) -> bool:
     """Whether any step of function(x, rest) that depends on x, and that the result depends on, is
-    one whose course its values decide. Of loops and branches every step counts. Abstract: nothing
-    is computed.
+    one whose course its values decide: of loops and branches every step. Nothing is computed.
     """
     closed, num = jax.make_jaxpr(function)(x, rest), len(jax.tree.leaves(x))
     rules = _Decisions()

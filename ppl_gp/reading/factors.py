@@ -214,8 +214,8 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
 
     **Raises** `ModelError`: no GP site, several functions that no linear predictor is made of (GPs
     that feed each other), a latent in the data plate that is not Gaussian, a hyperparameter missing
-    from `hyper`. Whether the likelihood is pointwise is for `fit` and `check` to refuse. Cost: two
-    traces of the model, O(N), no factorisation.
+    from `hyper`; `fit` and `check` refuse likelihoods that are not pointwise. Two traces of the
+    model, O(N), no factorisation.
     """
     args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)

@@ -38,10 +38,8 @@ _T = TypeVar("_T")
 
 class Keyed:
     """A model that equals another where code and everything that is read are equal, as they were at
-    construction.
-
-    So a cell of a notebook that is run again finds its compiled code, and a changed constant does
-    not find the old one.
+    construction: a cell of a notebook that is run again finds its compiled code, and a changed
+    constant does not find the old one.
     """
 
     def __init__(self, function: Callable):
@@ -135,10 +133,8 @@ def fingerprint(function: Callable) -> str:
 
 
 def digest(tree) -> str:
-    """A digest of arguments or options by value, the same in every process.
-
-    Arrays of more than 16 MiB: shape, type, 4096 rows and the columns' sums; memory maps of that
-    size without the sums.
+    """A digest of arguments or options by value, the same in every process. Arrays of more than 16
+    MiB: shape, type, 4096 rows and the columns' sums; memory maps of that size without the sums.
     """
     reader = _Reader(strided=True)
     reader.add("value", tree)

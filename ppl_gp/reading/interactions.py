@@ -3,10 +3,9 @@ operation.
 
 Read off the jaxpr, whatever the values: a proof, not a probe. Every intermediate entry carries the
 set of functions that it was computed from. Sums, differences and multiples unite the sets of their
-operands; any other operation also couples all functions of the set. A sum of terms that are
-connected through no coupling is additive: the integral of its exponential over independent
-functions is a product. What is not known (loops, sorting ...) mixes and couples everything that
-enters it.
+operands; any other operation also couples all functions of the set. A sum of terms that no coupling
+connects is additive: the integral of its exponential over independent functions is a product. What
+is not known (loops, sorting ...) mixes and couples all that enters it.
 """
 
 from collections.abc import Callable
@@ -38,10 +37,8 @@ class Dependence(NamedTuple):
 
 def dependence(function: Callable, num: int, like) -> Dependence:
     """Of the arrays (a pytree) that `function` makes from rows, (F, M): `num` functions F, `like`
-    an array of that shape.
-
-    One trace of the function, nothing is compiled but moves of small sets. F bytes for each entry
-    of an intermediate array.
+    an array of that shape. One trace; nothing is compiled but moves of small sets. F bytes for each
+    entry of an intermediate array.
     """
     closed = jax.make_jaxpr(function)(like)
     reader = _Reader(num)

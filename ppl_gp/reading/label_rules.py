@@ -1,7 +1,5 @@
 """How the operations of a jaxpr act on labelled axes (`labels.py`): one method per kind, one table.
-
-An operation that is on no list counts as computed from everything that enters it, of kind
-"unknown".
+One that is on no list counts as computed from all that enters it, of kind "unknown".
 """
 
 import math
@@ -175,7 +173,9 @@ class LabelRules(Labels):
         """Looked up. An index that is the row's own number looks up the row."""
         d, (source, index, *rest) = e.params["dimension_numbers"], into
         before, rows = _shape(e.invars[0]), _shape(e.invars[1])[:-1]
-        columns = _columns(index.number, len(d.start_index_map))
+        columns = index.number  # for each one the axis of which it is the number, or None
+        if not isinstance(columns, tuple):
+            columns = (columns if len(d.start_index_map) == 1 else None,) * len(d.start_index_map)
         own = {
             o: n
             for o, n in zip(d.start_index_map, columns, strict=True)
@@ -282,11 +282,6 @@ def _is_false(left, right) -> bool:
     """Whether left < right is known to be false."""
     known = hasattr(left, "val") and hasattr(right, "val")
     return known and not np.any(np.less(left.val, right.val))
-
-
-def _columns(number, num: int) -> tuple:
-    """For each column of an index, the axis of which it is the number, or None."""
-    return number if isinstance(number, tuple) else (number if num == 1 else None,) * num
 
 
 def _places(before, after, equation) -> dict[int, int]:

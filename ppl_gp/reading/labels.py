@@ -2,8 +2,7 @@
 axes an entry is computed from other entries than its own.
 
 Axes of arguments and sites have labels. Labels that meet entry by entry, in a sum, a product, a
-contraction, are one label: their axes have one length and one order, a proof whatever the values
-are.
+contraction, are one label: a proof, whatever the values are, of one length and one order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -134,8 +134,7 @@ def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict
     were given, or the model has a GP: no method has anything to learn from.
 
     What is left is a model without a GP that is a density of its own (a funnel, latents and a
-    `numpyro.factor`), which samplers draw from. A trace for each argument and site, and only where
-    nothing is observed.
+    `numpyro.factor`), which samplers draw from. Traces only where nothing is observed.
     """
     found = roles(trace)
     if any(trace[k]["is_scored"] for k in found.observed):
@@ -196,10 +195,8 @@ _OTHER = {"integers": int, "floats": float}
 
 def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
     """Raise `DataError` where log p of an observed site, or its gradient, exists for observations
-    of another dtype alone: class labels that are floats, proportions that are integers.
-
-    `given`: the arguments, one of which may be the observations, or how these are called. Abstract
-    traces alone.
+    of another dtype alone: class labels that are floats, proportions that are integers. `given`:
+    the arguments, one of which may be the observations, or how these are called.
     """
     fn, value = site["fn"], site["value"]
     dtype = jnp.asarray(value).dtype

@@ -169,8 +169,7 @@ class _Reader:
 
     def _own_rows(self, name: str, subsampling, ends: tuple[set[int], ...]) -> int | None:
         """Of an observed site: a plate's that subsamples, the axis with the rows of a GP or of the
-        first argument, its only plate's, the one of as many members as the inputs have rows, its
-        only one.
+        first argument, its only plate's, the one as long as the inputs, its only one.
         """
         site = self.base.sites[name]
         if not site.observed or name in self.gps:

@@ -43,9 +43,8 @@ class pin(Messenger):
 
     `drawn(name)`, where it is given: whether a prediction is of a site, which is left to chance.
     Other vague gamma and inverse gamma sites (shape below 0.1) get shape / rate, or its inverse:
-    their draws are zero or infinite in floating point, and what they scale is no number. And each
-    site whose sampler takes many steps is drawn by one program: step by step a Wishart site
-    compiles 74 of them, three seconds.
+    their draws are zero or infinite in floating point. And each site whose sampler takes many steps
+    is drawn by one program: step by step a Wishart site compiles 74 of them, three seconds.
     """
 
     def __init__(
@@ -159,11 +158,10 @@ def bare_trace(
 
 def annotated(trace: dict, model) -> dict:
     """A trace of a declared model whose sites know their axis of the data, `site["data_axis"]`, and
-    whether they score observations.
+    whether they score observations; of another model as it is.
 
-    It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis
-    that `to_event` took; `None` is a site without data. A model that was not declared leaves the
-    trace as it is.
+    The axis counts from the border between batch and event: -1 is the last batch axis, 0 the first
+    axis that `to_event` took; `None` is a site without data.
     """
     reading = reading_of(model)
     if reading is not None:
@@ -189,7 +187,6 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
     them.
 
     `local=False` keeps latents that stand one a datum from them too, and `without` further sites.
-
     Only the model's own sites are hidden, by name: outer handlers send messages of their own
     through this stack, such as the log-Jacobian with which NumPyro's samplers transform a site, and
     those must pass. O(N), no factorisation.

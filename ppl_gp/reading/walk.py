@@ -215,9 +215,8 @@ def shape_of(v) -> tuple[int, ...]:
 
 
 def needed(jaxpr, wanted: Sequence, known: Collection = ()) -> tuple[list, set]:
-    """(the equations that the variables `wanted` are computed from, and the `known` are not, in
-    order, the variables that these use): a model's deterministic sites and NumPyro's checks of
-    parameters are left out.
+    """(the equations that `wanted` variables are computed from, and `known` ones are not, in order,
+    the variables that these use), without deterministic sites and NumPyro's checks of parameters.
     """
 
     def unknown(variables):

@@ -57,9 +57,9 @@ def collapse(
 
     `given`: values of sites that are held, and so not integrated. `only`: the only sites to
     integrate beside GPs. `plain`: also the model of one GP site, whose predictor may have a
-    coefficient and an offset. A model that holds arrays of N rows of its own, and so cannot be
-    traced at another number of rows, stays as it is. Abstract traces, some 0.1 s, once for
-    arguments of these shapes.
+    coefficient and an offset. A model that holds arrays of N rows of its own stays as it is: no
+    other number of rows can be traced. Abstract traces, some 0.1 s, once for arguments of these
+    shapes.
     """
     named = None if only is None else tuple(sorted(only))
     if (found := _found(model, args, kwargs, dict(given or {}), named, plain)) is None:
@@ -106,11 +106,8 @@ def _is_by_row(site: dict) -> bool:
 
 def _is_plain(trace: dict, sites) -> bool:
     """Whether the only site is a GP of one function at the data's inputs, read as it is."""
-
-    def plain(site):
-        return is_gp(site) and len(site["fn"].shape()) == 1 and _is_by_row(site)
-
-    return len(sites) == 1 and all(plain(trace[k]) for k in sites)
+    site = trace[sites[0]]
+    return len(sites) == 1 and is_gp(site) and len(site["fn"].shape()) == 1 and _is_by_row(site)
 
 
 def _plan(whole: Innovated, trace: dict, rest: Rest) -> Plan:
@@ -188,8 +185,7 @@ def integrable(
     without it (scores of classes without a GP), all are.
 
     `rest`: arguments, and {site: value} of everything that is random. `asked`: whether the user
-    named them, so that all of them are wanted, however many functions a datum then sees. Abstract
-    traces, at most two for each site.
+    named them: all are wanted, however many functions a datum then sees. At most two traces a site.
     """
     left = _shaping_nothing(whole, rest)
 

@@ -74,7 +74,9 @@ def _followed(equation, into: list) -> OneEach | None:
     to = equation.params.get("new_dtype")
     if name == "convert_element_type" and jnp.issubdtype(to, jnp.floating):
         return x._replace(weight=x.weight.astype(to))
-    if name == "concatenate" or (name == "select_n" and _is_choice(equation, which)):
+    # a `where` whose condition does not depend on z, and chooses for each entry
+    chooses = not which[0] and len({v.aval.shape for v in equation.invars}) == 1
+    if name == "concatenate" or (name == "select_n" and chooses):
         return _together(equation, into)
     if sum(which) > 1:
         return None
@@ -85,11 +87,6 @@ def _followed(equation, into: list) -> OneEach | None:
     factor = _factor(name, which, into)
     keeps = equation.outvars[0].aval.shape == jnp.shape(x.weight)
     return x._replace(weight=x.weight * factor) if keeps and factor is not None else None
-
-
-def _is_choice(equation, which: list[bool]) -> bool:
-    """Whether the condition of a `where` does not depend on z, and chooses for each entry."""
-    return not which[0] and len({v.aval.shape for v in equation.invars}) == 1
 
 
 def _factor(name: str, which: list[bool], into: list):
@@ -283,12 +280,11 @@ def added(terms: list[Array]) -> Array:
 
 
 def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> Loadings:
-    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine, zero of the sites that it is not
+    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine, zero of sites that it is not
     given.
 
     `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
-    sites are zero. `axes`: {site with one entry per datum: the axis of the data in its value, from
-    the right}.
+    sites are zero. `axes`: {site with one entry per datum: its axis of the data, from the right}.
     """
     offset = eta({})
 

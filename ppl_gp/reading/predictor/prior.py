@@ -318,14 +318,14 @@ def covariance_of(prior: GP) -> Covariance:
     fewer of them than there are data, and nothing that has one entry per datum; a matrix a function
     where several are independent; else an array, with few columns beside it where there are any.
     """
-    if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
-        F = loads_of(prior)
-        if F.shape[1] < F.shape[0]:
-            return LowRank(F)
-    if isinstance(prior, PredictorGP) and prior.kernel.model.plan.independent:
-        if prior.kernel.functions > 1:
-            return Independent(prior.kernel.separate(prior.X))
-    beside = _asked(prior.kernel, _beside, prior.X) if isinstance(prior, PredictorGP) else None
+    if not isinstance(prior, PredictorGP):
+        return prior.covariance_matrix
+    plan = prior.kernel.model.plan
+    if not plan.axes and (F := loads_of(prior)).shape[1] < F.shape[0]:
+        return LowRank(F)
+    if plan.independent and plan.functions > 1:
+        return Independent(prior.kernel.separate(prior.X))
+    beside = _asked(prior.kernel, _beside, prior.X)
     return prior.covariance_matrix if beside is None else beside
 
 
