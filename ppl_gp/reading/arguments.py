@@ -146,18 +146,14 @@ def parameters_of(model: Callable) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments with the model's first one positional, however it was given."""
-    names = argument_names(model, 1)
-    first = parameters_of(model).get(names[0])
-    if args or names[0] not in kwargs or first is None or first.kind is first.KEYWORD_ONLY:
-        return args, kwargs
-    return (kwargs[names[0]],), {k: v for k, v in kwargs.items() if k != names[0]}
-
-
 def named_arrays(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:
-    """As `positional_inputs`, with frames and labelled arrays as NumPy arrays, and their names."""
-    args, kwargs = positional_inputs(model, args, kwargs)
+    """The arguments with the model's first one positional, however it was given, frames and
+    labelled arrays as NumPy arrays, and what these were called.
+    """
+    (name,) = argument_names(model, 1)
+    first = parameters_of(model).get(name)
+    if not args and name in kwargs and first is not None and first.kind is not first.KEYWORD_ONLY:
+        args, kwargs = (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
     return arrays(argument_names(model, len(args)), args, kwargs)
 
 
@@ -177,10 +173,6 @@ class Leaves:
     def arrays(self) -> dict[str, Any]:
         """{path: array}."""
         return {p: x for p, x in self.leaves.items() if is_array(x)}
-
-    def path_of(self, value: Any) -> str | None:
-        """The path of a leaf that is this very object."""
-        return next((p for p, x in self.leaves.items() if x is value), None)
 
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
         """(args, kwargs) with these leaves, and `others`, if given, for all that are left."""

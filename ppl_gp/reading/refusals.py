@@ -204,7 +204,9 @@ def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
     kind = "floats" if jnp.issubdtype(dtype, jnp.integer) else "integers"
     if not isinstance(why, TypeError) or _refusal(fn, jnp.shape(value), _OTHER[kind]) is not None:
         return  # the dtype is not at fault
-    path = given if isinstance(given, str) else given.path_of(value) or "values"
+    path = given
+    if isinstance(given, Leaves):
+        path = next((p for p, x in given.leaves.items() if x is value), "values")
     raise DataError(
         f"site '{name}' observes {path} of dtype {dtype}, and the density of "
         f"{type(unwrap(fn)).__name__} takes {kind}; convert: "

@@ -88,8 +88,25 @@ class Predictors(NamedTuple):
         rest), by their numbers, that no predictor may be computed from: observations, which new
         rows lack.
         """
-        found = _smallest_cut(self.closed.jaxpr, self.num_z, data_axis, apart)
-        return None if found is None else self._replace(places=found)
+        jaxpr = self.closed.jaxpr
+        how, first = dependences(jaxpr, self.num_z), _firsts(jaxpr, data_axis)
+        place = {v: i for i, v in enumerate(self.every)}
+        order, inputs = [v for v in place if v in how and first[v] is v], _inputs_of(jaxpr)
+        room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
+        room |= {v: None for v in order if not apart.isdisjoint(inputs[v])}
+        edges = [
+            (first[v], w)
+            for equation in jaxpr.eqns
+            for w in equation.outvars
+            for v in equation.invars
+            if w in room and not isinstance(v, Literal) and v in how
+        ]
+        sources = [v for v in jaxpr.invars[: self.num_z] if v in how]
+        sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
+        if (found := _least(room, edges, sources, sinks)) is None:
+            return None
+        own = (_unscaled(jaxpr, v, how, first) if room[v] == 1 else v for v in found)
+        return self._replace(places=tuple(place[v] for v in own))
 
 
 def at_places(function: Callable, z, rest, places: tuple[int, ...] = ()) -> Predictors:
@@ -153,28 +170,6 @@ def _firsts(jaxpr, data_axis: Callable) -> dict:
             what = (equation.primitive, str(equation.params), into, i, data_axis(place[v]))
             found[v] = before.setdefault(what, v)
     return found
-
-
-def _smallest_cut(jaxpr, num_z: int, data_axis, apart: frozenset[int]):
-    """The places of the smallest cut between z and the outputs; `None` where none is finite."""
-    how, first = dependences(jaxpr, num_z), _firsts(jaxpr, data_axis)
-    place = {v: i for i, v in enumerate(_variables(jaxpr))}
-    order, inputs = [v for v in place if v in how and first[v] is v], _inputs_of(jaxpr)
-    room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
-    room |= {v: None for v in order if not apart.isdisjoint(inputs[v])}
-    edges = [
-        (first[v], w)
-        for equation in jaxpr.eqns
-        for w in equation.outvars
-        for v in equation.invars
-        if w in room and not isinstance(v, Literal) and v in how
-    ]
-    sources = [v for v in jaxpr.invars[:num_z] if v in how]
-    sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
-    if (found := _least(room, edges, sources, sinks)) is None:
-        return None
-    own = (_unscaled(jaxpr, v, how, first) if room[v] == 1 else v for v in found)
-    return tuple(place[v] for v in own)
 
 
 def _unscaled(jaxpr, variable, how: dict, first: dict):
