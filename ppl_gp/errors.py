@@ -99,14 +99,13 @@ _MESSAGES = {
     Result.negative_cavity: "a cavity precision was not positive; lower EP's `power` or `damping`.",
     Result.not_pointwise: f"the likelihood couples several values of f. {LISTED}",
     Result.interrupted: "interrupted by the user; what was reached is kept.",
-    Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer "
-    "than 10 effective draws a chain, or divergences); run more warm-up and "
-    "samples, or raise target_accept_prob.",
-    Result.completed: "the run ended as planned, by its steps or its patience; whether the "
-    "bound had stopped rising is for fit.stats['bounds'] to show.",
+    Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer than "
+    "10 effective draws a chain, or divergences); run more warm-up and samples, or raise "
+    "target_accept_prob.",
+    Result.completed: "the run ended as planned, by its steps or its patience; whether the bound "
+    "had stopped rising is for fit.stats['bounds'] to show.",
     Result.stream_ended: "the stream of batches ended, or failed, before the last step; give an "
-    "iterable that can (a list, a function that returns an iterator), or "
-    "fewer max_steps.",
+    "iterable that can (a list, a function that returns an iterator), or fewer max_steps.",
     Result.diverged: "all steps were made, and the bound ended far below its start; shuffle the "
     "rows of a stream, lower natural_rate and learning_rate, or take larger "
     "batches; fit.stats['bounds'] shows where it fell.",

@@ -94,9 +94,7 @@ class GP(dist.Distribution):
     def __init__(self, kernel, X, mean=None, jitter=None, *, validate_args=None):
         shape = jnp.shape(X)
         if len(shape) not in (1, 2) or 0 in shape:
-            raise DataError(
-                f"GP(X=...) has shape {shape}; give (N, D) or (N,) with N >= 1 and D >= 1."
-            )
+            raise DataError(f"GP(X=...) has shape {shape}; give (N, D) or (N,), N >= 1 and D >= 1.")
         self.kernel, self.X = as_kernel(kernel), jnp.asarray(X)
         # inputs of a table in float32, in 64-bit mode, would meet kernels in float64
         self.X = self.X.astype(jnp.result_type(float))

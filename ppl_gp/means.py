@@ -58,9 +58,7 @@ class Projection(eqx.Module):
     def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
         X = as_inputs(X)
         if jnp.ndim(self.W) != 2 or self.W.shape[0] != X.shape[1]:
-            raise DataError(
-                f"Projection(W=...) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P)."
-            )
+            raise DataError(f"Projection(W) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P).")
         return (X @ self.W).T
 
 

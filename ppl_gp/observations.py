@@ -195,8 +195,7 @@ class MultinomialProbit(_OfClasses):
     @property
     def probs(self) -> Float[Array, "... C"]:
         """p(y = c | f) of every class; they sum to one up to the quadrature."""
-        classes = jnp.reshape(jnp.arange(self.num_classes), (-1,) + (1,) * len(self.batch_shape))
-        return jnp.moveaxis(jnp.exp(self.log_prob(classes)), 0, -1)
+        return jnp.moveaxis(jnp.exp(self.log_prob(self.enumerate_support(expand=False))), 0, -1)
 
 
 def _log_all_below(d, mask):

@@ -78,9 +78,7 @@ def distances(X: np.ndarray, where: str = "") -> tuple[float, float]:
 
     rows = np.unique(X, axis=0)
     if len(rows) < 2:
-        raise DataError(
-            f"priors.lengthscale(X): all rows{where} are equal; give a prior of your own."
-        )
+        raise DataError(f"priors.lengthscale(X): all rows{where} are equal; give your own prior.")
     nearest = np.median(KDTree(rows).query(rows, k=2)[0][:, 1])
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).astype(int)]
     largest = pdist(some).max() if X.shape[1] > 1 else np.ptp(rows)

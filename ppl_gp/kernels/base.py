@@ -31,13 +31,9 @@ def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[
     """X as (N, D) floats, of the columns `active_dims`; (N,) means D = 1. Raises `DataError`."""
     X = jnp.asarray(X)
     if X.ndim not in (1, 2) or X.shape[1:] == (0,):
-        raise DataError(
-            f"{name} has shape {X.shape}; inputs are (N, D), D >= 1, or (N,) for one dimension."
-        )
+        raise DataError(f"{name} has shape {X.shape}; inputs are (N, D), D >= 1, or (N,).")
     if jnp.issubdtype(X.dtype, jnp.complexfloating):
-        raise DataError(
-            f"{name} has dtype {X.dtype}; inputs are real: give real and imaginary columns."
-        )
+        raise DataError(f"{name} has dtype {X.dtype}; give real and imaginary parts as columns.")
     X = floating(X if X.ndim == 2 else X[:, None])
     if active_dims is None:
         return X
@@ -89,9 +85,7 @@ def scalar(value: Any, name: str) -> Float[Array, ""]:
     """A parameter that has to be one number."""
     value = jnp.asarray(value)
     if value.ndim:
-        raise DataError(
-            f"{name} has shape {value.shape}; it is one number (for a batch, jax.vmap over it)."
-        )
+        raise DataError(f"{name} has shape {value.shape}; it is one number (jax.vmap for a batch).")
     return floating(value)
 
 

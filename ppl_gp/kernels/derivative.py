@@ -100,9 +100,7 @@ def derivative_inputs(X: ArrayLike, dim: int | None = None) -> Float[Array, "K D
 def as_dim(dim: int, D: int, name: str) -> int:
     """A column number, checked."""
     if not 0 <= dim < D:
-        raise DataError(
-            f"{name}(dim={dim}) is out of range: inputs have {D} column(s), counted from 0."
-        )
+        raise DataError(f"{name}(dim={dim}): inputs have {D} column(s), counted from 0.")
     return int(dim)
 
 

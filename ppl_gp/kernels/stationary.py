@@ -212,9 +212,7 @@ class Linear(Kernel):
 
 def _degree(degree) -> int:
     if isinstance(degree, bool) or int(degree) != degree or degree < 1:
-        raise DataError(
-            f"Polynomial(degree={degree}) is no positive integer; give degree = 1, 2, 3, ..."
-        )
+        raise DataError(f"Polynomial(degree={degree}) is no positive integer; give 1, 2, 3, ...")
     return int(degree)
 
 

@@ -56,7 +56,7 @@ def _walked(rules, function: Callable, x, own) -> list:
 
 def bend(function: Callable, x) -> tuple[str, Any] | None:
     """(the first operation that is not proved affine in x, its source info); None if all are."""
-    rules = _Bends()
+    rules = Affine()
     _walked(rules, function, x, Dependence.affine)
     return rules.first
 
@@ -85,6 +85,7 @@ class _Proof(Rules):
     # a custom derivative need not be the function's slope
     whole = frozenset({"custom_jvp_call", "custom_vjp_call"})
     most: Any
+    first: tuple[str, Any] | None = None  # operation that is not affine, and its source
 
     def either(self, values: Sequence):
         return max(values)
@@ -96,6 +97,8 @@ class _Proof(Rules):
     def primitive(self, equation, into):
         depending = [i for i, d in enumerate(into) if d]
         found = self.of(equation, into, depending) if depending else self.none
+        if found > Dependence.affine and self.first is None:
+            self.first = equation.primitive.name, self.source
         return [found] * len(equation.outvars)
 
 
@@ -120,16 +123,6 @@ class Affine(_Proof):
             return highest if kept else Dependence.unknown
         one = name == "integer_pow" and equation.params["y"] == 1
         return highest if one or _is_linear(equation, depending) else Dependence.unknown
-
-
-class _Bends(Affine):
-    first: tuple[str, Any] | None = None
-
-    def of(self, equation, into, depending) -> Dependence:
-        found = super().of(equation, into, depending)
-        if found > Dependence.affine and self.first is None:
-            self.first = equation.primitive.name, self.source
-        return found
 
 
 class _Degrees(_Proof):

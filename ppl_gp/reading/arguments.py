@@ -96,9 +96,7 @@ def _checked(name: str, value):
         array = array if ours else np.asarray(array)  # which jax.jit does not trace
         found = array.astype(wide(array.dtype))
         if not ours and np.any(found != array):
-            raise DataError(
-                f"{name} has integers beyond {found.dtype}; give floats, .astype(float)."
-            )
+            raise DataError(f"{name} has integers beyond {found.dtype}; give .astype(float).")
         return jnp.asarray(found)
     if isinstance(array, jax.core.Tracer):  # in `read`, whose values are not known
         return array

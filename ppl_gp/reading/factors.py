@@ -225,21 +225,15 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
 def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None) -> Factors:
     """As `read`, of a trace at these hyperparameters of a model that is read as it stands."""
     found = roles(trace)
-    require_one_latent_function(
-        found, trace, lambda latent: run(model, args, kwargs, hyper, latent)
-    )
+    require_one_latent_function(found, trace, lambda f: run(model, args, kwargs, hyper, f))
     missing = [k for k in found.hyper if k not in (hyper or {})]
     if missing:
-        raise ModelError(
-            f"read(hyper=...) has {sorted(hyper or {})}; give a value for {missing} as well."
-        )
+        raise ModelError(f"read(hyper=...) has {sorted(hyper or {})}; give {missing} as well.")
     (name,) = found.gps
     require_whole_prior(name, trace[name])
     prior = unwrap(trace[name]["fn"])
-    params = {k: trace[k]["value"] for k in found.params}
-    joint = JointLogLikelihood(
-        model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs
-    )
+    given = {**{k: trace[k]["value"] for k in found.params}, **(hyper or {})}
+    joint = JointLogLikelihood(model, prior.event_shape[0], given, args, kwargs)
     plan = prior.kernel.model.plan if isinstance(prior, PredictorGP) else None
     seen = (plan.functions, plan.softmax) if plan is not None else (1, ())
     return Factors({name: prior}, LogLikelihood(joint, name, *seen))

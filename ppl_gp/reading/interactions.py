@@ -108,17 +108,15 @@ def _moved(equation, operands) -> np.ndarray | None:
     params = dict(equation.params)
     if "fill_value" in params:
         params["fill_value"] = 0
-    values = [
-        jnp.asarray(x, jnp.uint8)
-        if _is_set(x)
-        else x()
-        if by_index
-        else jnp.zeros(shape_of(v), jnp.uint8)
-        for x, v in zip(operands, equation.invars, strict=True)
-    ]
+
+    def value(x, v):
+        if _is_set(x):
+            return jnp.asarray(x, jnp.uint8)
+        return x() if by_index else jnp.zeros(shape_of(v), jnp.uint8)
+
     axes = [0 if _is_set(x) else None for x in operands]
     move = jax.vmap(lambda *values: equation.primitive.bind(*values, **params), axes)
-    return np.asarray(move(*values)) > 0
+    return np.asarray(move(*map(value, operands, equation.invars))) > 0
 
 
 def _product(equation, operands) -> np.ndarray:

@@ -128,7 +128,9 @@ class LabelRules(Labels):
         return self._moved(e, into[0], _places(_shape(e.invars[0]), _shape(e.outvars[0]), e))
 
     def _reduced(self, e, into):
-        kept = [i for i in range(len(into[0].axes)) if i not in e.params["axes"]]
+        """Without some axes: their entries together, or (`unstack`) each by itself."""
+        gone = e.params["axes"] if "axes" in e.params else (e.params["axis"],)
+        kept = [i for i in range(len(into[0].axes)) if i not in gone]
         return self._mapped(e, into, [{i: j for j, i in enumerate(kept)}] * len(into))
 
     def _concatenated(self, e, into):
@@ -148,12 +150,6 @@ class LabelRules(Labels):
         new = e.params["axis"]
         places = {i: i + (i >= new) for i in range(len(into[0].axes))}
         return self._mapped(e, into, [places] * len(into))
-
-    def _unstacked(self, e, into):
-        """Each entry of an axis by itself."""
-        gone = e.params["axis"]
-        places = {i: i - (i > gone) for i in range(len(into[0].axes)) if i != gone}
-        return self._mapped(e, into, [places])
 
     # Several operands.
 
@@ -247,14 +243,13 @@ _RULES = {
     "transpose": LabelRules._transposed,
     "concatenate": LabelRules._concatenated,
     "stack": LabelRules._stacked,
-    "unstack": LabelRules._unstacked,
     "dot_general": LabelRules._contracted,
     "gather": LabelRules._gathered,
     "triangular_solve": LabelRules._solved,
 }
 _RULES |= dict.fromkeys((*_NAMED, "slice", "tile", "dynamic_slice"), LabelRules._aligned)
 _RULES |= dict.fromkeys(("reshape", "squeeze", "expand_dims"), LabelRules._reshaped)
-_RULES |= dict.fromkeys(("argmax", "argmin"), LabelRules._reduced)
+_RULES |= dict.fromkeys(("argmax", "argmin", "unstack"), LabelRules._reduced)
 _RULES |= dict.fromkeys(("cholesky", "lu", "qr", "eigh", "svd"), LabelRules._factorised)
 _RULES |= {
     f"scatter{end}": LabelRules._scattered for end in ("", "-add", "-sub", "-mul", "-min", "-max")

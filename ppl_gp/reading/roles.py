@@ -70,12 +70,10 @@ def roles(trace: dict) -> Roles:
 
     `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
     """
-    free = [
-        k for k, s in trace.items() if s["type"] == "sample" and not (s["is_observed"] or is_gp(s))
-    ]
-    free = [k for k in free if not is_missing_part(k, trace)]
+    latent = [k for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]]
+    free = [k for k in latent if not (is_gp(trace[k]) or is_missing_part(k, trace))]
     return Roles(
-        tuple(k for k, s in trace.items() if is_gp(s)),
+        tuple(k for k in latent if is_gp(trace[k])),
         tuple(k for k, s in trace.items() if is_observed(s)),
         tuple(k for k in free if trace[k]["data_axis"] is None),
         tuple(k for k, s in trace.items() if s["type"] == "param"),
@@ -145,12 +143,10 @@ def log_prob_per_datum(site):
 
 def sum_per_datum(site, values):
     """Values of the batch shape of fn or `bare(fn)`, summed to (N,); to () without a data axis."""
-    axis = data_axis(site, jnp.ndim(values))
-    if axis is None:
+    ndim = jnp.ndim(values)
+    if (axis := data_axis(site, ndim)) is None:
         return jnp.sum(values)
-    return jnp.sum(
-        values, tuple(i for i in range(jnp.ndim(values)) if i != axis + jnp.ndim(values))
-    )
+    return jnp.sum(values, tuple(i for i in range(ndim) if i != axis + ndim))
 
 
 def data_axis(site, ndim: int) -> int | None:

@@ -41,12 +41,8 @@ class Found(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """`axes`: {site: axis of the data} as `tracing.annotated` counts; `rows`: {path: axes} of
-    arrays with an entry per row; `mixing`: {site: why its row n is not of row n alone}; `shared`:
-    {site without rows: what it sees of them}; `coupled`: observed sites among both, where what they
-    see are random values; `looked_up`: GP sites at other rows that observations see; `kernels`:
-    those whose kernel is computed from such arrays; `whole`: unobserved sites of the rows that have
-    no axis of theirs (a random walk, one event). `grows`: whether more rows can be traced.
+    """What `Reading` has under these names: {site: axis}, {path: axes}, {site: why it sees other
+    rows}. `kernels`: GP sites whose kernel is computed from arrays with an entry per row.
     """
 
     axes: dict[str, int]

@@ -104,9 +104,7 @@ class _unique(handlers.trace):
         name, kind = msg.get("name"), msg["type"]
         before = self.trace[name]["type"] if name in self.trace else None
         if before and (before != kind or kind in ("sample", "deterministic")):
-            raise ModelError(
-                f"the model has two sites named {name!r}, a {before} and a {kind}; rename one."
-            )
+            raise ModelError(f"two sites named {name!r}, a {before} and a {kind}; rename one.")
         super().postprocess_message(msg)
 
 

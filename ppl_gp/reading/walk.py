@@ -16,9 +16,7 @@ from jax.extend.core import Literal
 from ppl_gp.errors import HERE
 
 # Entry by entry the same number, in another place.
-MOVES = frozenset(
-    "broadcast_in_dim reshape transpose slice squeeze expand_dims copy copy_p".split()
-)
+MOVES = {*"broadcast_in_dim reshape transpose slice squeeze expand_dims copy copy_p".split()}
 # Entry by entry, and not linear.
 NONLINEAR = frozenset(
     """
