@@ -115,9 +115,8 @@ def wide(dtype):
 def _remedy(entry) -> str:
     if np.isinf(entry):
         return (
-            "arguments are finite numbers: drop or replace the row, or give a large finite "
-            "number where infinity stands for 'no bound'. A limit that all rows share can be a "
-            "plain Python number."
+            "arguments are finite numbers: drop or replace the row, or give a large finite number "
+            "for 'no bound'. A limit that all rows share can be a plain Python number."
         )
     return (
         "drop or impute the row. A missing observation is filled with any value of its support "

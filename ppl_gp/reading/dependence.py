@@ -193,12 +193,9 @@ def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
 
 def _spread(fn) -> list:
     """Parameters that say how wide a distribution is, also beneath transformations (log-normal)."""
-    inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
-    # of a mixture
-    inner += [
-        getattr(fn, "component_distribution", None),
-        *getattr(fn, "component_distributions", ()),
-    ]
+    of_mixture = getattr(fn, "component_distribution", None)
+    inner = [getattr(fn, "base_dist", None), of_mixture, *getattr(fn, "transforms", ())]
+    inner += getattr(fn, "component_distributions", ())
     own = [_attribute(fn, name) for name in _SPREADS] if not isinstance(fn, GP) else []
     return own + [x for part in inner if part is not None for x in _spread(part)]
 
