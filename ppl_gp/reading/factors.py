@@ -74,9 +74,7 @@ def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> b
 
 
 class JointLogLikelihood(eqx.Module):
-    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats. A pytree:
-    hyperparameters are leaves.
-    """
+    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats; a pytree."""
 
     model: Callable = eqx.field(static=True)
     num: int = eqx.field(static=True)

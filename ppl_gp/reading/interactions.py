@@ -27,9 +27,7 @@ _REDUCTIONS |= {"argmax", "argmin"}
 
 
 class Dependence(NamedTuple):
-    """`on`: for each output, (F, *shape), whether an entry is computed from a function; `coupled`
-    (F, F): which functions meet.
-    """
+    """`on`, per output (F, *shape): whether an entry sees a function; `coupled` (F, F): which meet."""
 
     on: list[np.ndarray]
     coupled: np.ndarray
@@ -53,9 +51,7 @@ def dependence(function: Callable, num: int, like) -> Dependence:
 
 
 class _Reader(Rules):
-    """The rules of a walk for sets, as booleans (F, *shape); gathers `coupled` as it goes. A loop
-    mixes what enters it.
-    """
+    """Sets as booleans (F, *shape); gathers `coupled` as it goes. A loop mixes what enters it."""
 
     whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
 

@@ -133,9 +133,7 @@ class Walk:
         return self._call(inner, into, wanted)
 
     def _call(self, inner, into: list, wanted: Sequence[bool] | None) -> list:
-        """JAX keeps what it has traced of a function, with the lines of its first caller: a cause
-        inside has the line of this call.
-        """
+        """A cause inside has the line of this call: JAX keeps that of the first caller."""
         consts = [self.rules.constant(c) for c in getattr(inner, "consts", ())]
         self._inside += 1
         try:
