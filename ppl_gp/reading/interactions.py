@@ -27,7 +27,7 @@ _REDUCTIONS |= {"argmax", "argmin"}
 
 
 class Dependence(NamedTuple):
-    """`on`, per output (F, *shape): whether an entry sees a function; `coupled` (F, F): which meet."""
+    """`on` (F, *shape), per output: if an entry sees a function; `coupled` (F, F): which meet."""
 
     on: list[np.ndarray]
     coupled: np.ndarray
