@@ -47,12 +47,10 @@ def warn(message: str) -> None:
 
 
 class Result(enum.StrEnum):
-    """How an inference ended. The members are the messages: `fit.result == "converged"` holds as
-    well.
+    """How an inference ended. The members are strings: `fit.result == "converged"` holds as well.
 
     `not_pointwise` is for a method of one's own that finds it on the way: the package's methods
-    refuse a likelihood that couples values of f before any work, by `NotPointwiseError`, and no fit
-    of theirs ends so.
+    refuse a likelihood that couples values of f before any work, by `NotPointwiseError`.
     """
 
     converged = "converged"
@@ -101,14 +99,13 @@ _MESSAGES = {
     Result.negative_cavity: "a cavity precision was not positive; lower EP's `power` or `damping`.",
     Result.not_pointwise: f"the likelihood couples several values of f. {LISTED}",
     Result.interrupted: "interrupted by the user; what was reached is kept.",
-    Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer "
-    "than 10 effective draws a chain, or divergences); run more warm-up and "
-    "samples, or raise target_accept_prob.",
-    Result.completed: "the run ended as planned, by its steps or its patience; whether the "
-    "bound had stopped rising is for fit.stats['bounds'] to show.",
+    Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer than "
+    "10 effective draws a chain, or divergences); run more warm-up and samples, or raise "
+    "target_accept_prob.",
+    Result.completed: "the run ended as planned, by its steps or its patience; whether the bound "
+    "had stopped rising is for fit.stats['bounds'] to show.",
     Result.stream_ended: "the stream of batches ended, or failed, before the last step; give an "
-    "iterable that can (a list, a function that returns an iterator), or "
-    "fewer max_steps.",
+    "iterable that can (a list, a function that returns an iterator), or fewer max_steps.",
     Result.diverged: "all steps were made, and the bound ended far below its start; shuffle the "
     "rows of a stream, lower natural_rate and learning_rate, or take larger "
     "batches; fit.stats['bounds'] shows where it fell.",
@@ -141,9 +138,7 @@ class DataError(PplGpError, ValueError):
 
 
 class ModelError(PplGpError, ValueError):
-    """The model does not fit the method: no GP site, several latent functions, local latents, a GP
-    fed by a GP ...
-    """
+    """The model does not fit the method: no GP site, local latents, a GP fed by a GP ..."""
 
 
 class NotPointwiseError(ModelError):
@@ -151,15 +146,11 @@ class NotPointwiseError(ModelError):
 
 
 class NotConjugateError(ModelError):
-    """A site's density is not affine in the statistics of another's factor, which `MeanField`
-    needs.
-    """
+    """A site's density is not affine in another factor's statistics, as `MeanField` needs."""
 
 
 class StoreError(PplGpError, ValueError):
-    """A file that cannot be loaded: truncated, foreign, from another version, or saved from another
-    model.
-    """
+    """A file that cannot be loaded: truncated, foreign, of another version or of another model."""
 
 
 class MissingPackageError(PplGpError, ImportError):

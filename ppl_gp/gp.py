@@ -1,6 +1,5 @@
-"""The site: a Gaussian process as a NumPyro distribution that carries the process, its whitening,
-and what conditioning gives; and distributions behind masks, expansions and `to_event`, as the
-entries that they score.
+"""The site: a Gaussian process as a NumPyro distribution, its whitening, and what conditioning
+gives; and distributions behind masks, expansions and `to_event`, as the entries that they score.
 """
 
 from abc import abstractmethod
@@ -95,9 +94,7 @@ class GP(dist.Distribution):
     def __init__(self, kernel, X, mean=None, jitter=None, *, validate_args=None):
         shape = jnp.shape(X)
         if len(shape) not in (1, 2) or 0 in shape:
-            raise DataError(
-                f"GP(X=...) has shape {shape}; give (N, D) or (N,) with N >= 1 and D >= 1."
-            )
+            raise DataError(f"GP(X=...) has shape {shape}; give (N, D) or (N,), N >= 1 and D >= 1.")
         self.kernel, self.X = as_kernel(kernel), jnp.asarray(X)
         # inputs of a table in float32, in 64-bit mode, would meet kernels in float64
         self.X = self.X.astype(jnp.result_type(float))
@@ -134,9 +131,7 @@ class GP(dist.Distribution):
         return add_diagonal(K, self._jitter(jnp.diagonal(K)))
 
     def factor(self):
-        """(L, added): the lower Cholesky factor of `covariance_matrix` + added I, `added` 0 unless
-        it had to be raised.
-        """
+        """(L, added): L L^T = covariance_matrix + added I, added 0 unless it had to be raised."""
         K = self.covariance_matrix
         return robust_cholesky(K, jitter_of(self.kernel, self.X))
 
@@ -169,8 +164,7 @@ class Conditioned(eqx.Module):
 
     Called at new inputs it gives marginals as `Normal`, or with `joint=True` a
     `MultivariateNormal`. X_new are the GP site's own inputs (an array, or a frame of numbers, whose
-    names are not looked at: these inputs are no argument of the model), or a `GP` at them (then its
-    kernel and mean are taken).
+    names are not looked at), or a `GP` at them (then its kernel and mean are taken).
     """
 
     prior: GP
@@ -216,13 +210,7 @@ class Whiten(Reparam):
         if not isinstance(gp, GP):
             raise DataError(f"Whiten() is for GP sites; site '{name}' is a {type(gp).__name__}.")
         base = dist.Normal(jnp.zeros((), gp.X.dtype), 1.0).expand(fn.shape()).to_event(fn.event_dim)
-        white = numpyro.sample(f"{name}_base", _masked_like(base, fn))
-        return None, gp.unwhiten(white)
-
-
-def _masked_like(base, fn):
-    while fn is not unwrap(fn):
-        if isinstance(fn, dist.MaskedDistribution):
-            base = base.mask(fn._mask)
-        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue] (of each wrapper)
-    return base
+        while fn is not gp:
+            base = base.mask(fn._mask) if isinstance(fn, dist.MaskedDistribution) else base
+            fn = fn.base_dist
+        return None, gp.unwhiten(numpyro.sample(f"{name}_base", base))

@@ -32,9 +32,7 @@ class Constant(eqx.Module):
 
 
 class Linear(eqx.Module):
-    """m(x) = slope . x + intercept; `slope` is (D,), or one number for all inputs; `intercept` one
-    number.
-    """
+    """m(x) = slope . x + intercept; `slope` is (D,) or, as `intercept`, one number."""
 
     slope: ArrayLike
     intercept: ArrayLike = 0.0
@@ -46,38 +44,30 @@ class Linear(eqx.Module):
 
 
 class Identity(eqx.Module):
-    """Unit p of a layer has the mean m_p(x) = x_p: (P, N) for P = D units, in a plate of that
-    size.
-    """
+    """Unit p of a layer has the mean m_p(x) = x_p: (P, N), in a plate of P = D units."""
 
     def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
         return as_inputs(X).T
 
 
 class Projection(eqx.Module):
-    """Unit p of a layer has the mean (x W)_p; W is (D, P), constant (`principal_axes`, say): (P,
-    N), in a plate of P units.
-    """
+    """Mean (x W)_p of unit p in a plate of P units: (P, N); W is constant, `principal_axes` say."""
 
     W: Float[Array, "D P"]
 
     def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
         X = as_inputs(X)
         if jnp.ndim(self.W) != 2 or self.W.shape[0] != X.shape[1]:
-            raise DataError(
-                f"Projection(W=...) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P) for "
-                "these inputs."
-            )
+            raise DataError(f"Projection(W) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P).")
         return (X @ self.W).T
 
 
 def principal_axes(X: ArrayLike, num: int) -> Float[Array, "D num"]:
-    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, with zero
-    columns beyond D.
+    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, zeros beyond
+    D.
 
     The linear mean of a layer narrower or wider than its inputs (Salimbeni & Deisenroth 2017,
-    section 2). Computed once from all training inputs, and given to the model as a constant. O(N
-    D^2).
+    section 2). Computed once from all training inputs; a constant of the model. O(N D^2).
     """
     X = np.asarray(as_inputs(X))
     if num < 1:

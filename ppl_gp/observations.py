@@ -1,6 +1,6 @@
-"""Distributions of observations that GP models use and NumPyro lacks: probit likelihoods of two
-classes and of ordered ones, exact in both tails, and the multinomial probit: the largest of several
-noisy functions wins.
+"""Distributions of observations that NumPyro lacks: probit likelihoods of two classes and of
+ordered ones, exact in both tails, and the multinomial probit: the largest of several noisy
+functions wins.
 """
 
 import jax
@@ -41,8 +41,7 @@ class BernoulliProbit(_OfClasses):
 
     `f` has the batch shape. log p = log Phi((2 y - 1) f) is never formed from a probability, so it
     and its first two derivatives are finite and accurate for any f a model meets (|f| < 1e150 in
-    float64). For labels flipped with probability e, mix this with `Bernoulli(0.5)` at weights 1 - 2
-    e and 2 e.
+    float64). For labels flipped with probability e, mix this with `Bernoulli(0.5)`, at weight 2 e.
     """
 
     arg_constraints = {"f": constraints.real}
@@ -79,8 +78,7 @@ class OrdinalProbit(_OfClasses):
 
     `f` has the batch shape; `cutpoints` are (..., K - 1), increasing. The difference is taken in
     log space on the side of the tail where it does not cancel: log p and its derivatives stay
-    finite however far f is from the interval. A noise scale s is `OrdinalProbit(f / s, cutpoints /
-    s)`.
+    finite however far f is from the interval. For a noise scale s divide both by s.
     """
 
     arg_constraints = {"f": constraints.real, "cutpoints": constraints.ordered_vector}
@@ -197,8 +195,7 @@ class MultinomialProbit(_OfClasses):
     @property
     def probs(self) -> Float[Array, "... C"]:
         """p(y = c | f) of every class; they sum to one up to the quadrature."""
-        classes = jnp.reshape(jnp.arange(self.num_classes), (-1,) + (1,) * len(self.batch_shape))
-        return jnp.moveaxis(jnp.exp(self.log_prob(classes)), 0, -1)
+        return jnp.moveaxis(jnp.exp(self.log_prob(self.enumerate_support(expand=False))), 0, -1)
 
 
 def _log_all_below(d, mask):

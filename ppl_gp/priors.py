@@ -53,10 +53,10 @@ def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distributio
 
 def variance(y, *, tail: float = 0.01) -> dist.Distribution:
     """Log-normal about the variance of y, with p(v < var(y) / 10) = p(v > 10 var(y)) = `tail`: of a
-    function in the units of y (a Gaussian or Student-t likelihood, and not behind a link).
+    function in the units of y (a Gaussian or Student-t likelihood, not behind a link).
 
     **Raises** `DataError` where y does not vary or is no array of real numbers, and inside a model
-    that is being compiled.
+    that is compiled.
     """
     if not 0.0 < tail < 0.5:
         raise DataError(f"priors.variance(tail={tail}): give a number in (0, 1/2).")
@@ -78,10 +78,7 @@ def distances(X: np.ndarray, where: str = "") -> tuple[float, float]:
 
     rows = np.unique(X, axis=0)
     if len(rows) < 2:
-        raise DataError(
-            f"priors.lengthscale(X): all rows{where} are equal, and have no distance; give a prior "
-            "of your own."
-        )
+        raise DataError(f"priors.lengthscale(X): all rows{where} are equal; give your own prior.")
     nearest = np.median(KDTree(rows).query(rows, k=2)[0][:, 1])
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).astype(int)]
     largest = pdist(some).max() if X.shape[1] > 1 else np.ptp(rows)

@@ -31,15 +31,9 @@ def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[
     """X as (N, D) floats, of the columns `active_dims`; (N,) means D = 1. Raises `DataError`."""
     X = jnp.asarray(X)
     if X.ndim not in (1, 2) or X.shape[1:] == (0,):
-        raise DataError(
-            f"{name} has shape {X.shape}; inputs are (N, D) with D >= 1, or (N,) for one input "
-            "dimension."
-        )
+        raise DataError(f"{name} has shape {X.shape}; inputs are (N, D), D >= 1, or (N,).")
     if jnp.issubdtype(X.dtype, jnp.complexfloating):
-        raise DataError(
-            f"{name} has dtype {X.dtype}; inputs are real: pass the real and imaginary parts as "
-            "columns."
-        )
+        raise DataError(f"{name} has dtype {X.dtype}; give real and imaginary parts as columns.")
     X = floating(X if X.ndim == 2 else X[:, None])
     if active_dims is None:
         return X
@@ -71,10 +65,7 @@ def as_active_dims(dims: int | Iterable[int] | None) -> ActiveDims:
         return None
     dims = (dims,) if isinstance(dims, int | np.integer) else tuple(int(d) for d in dims)
     if not dims:
-        raise DataError(
-            "active_dims=() picks no column: give at least one column number, or None for all "
-            "columns."
-        )
+        raise DataError("active_dims=() picks no column: give column numbers, or None for all.")
     return dims
 
 
@@ -85,9 +76,7 @@ def floating(x: ArrayLike) -> Float[Array, "..."]:
 
 
 def as_tree(function: Any) -> Any:
-    """A callable as a pytree: a function is a leaf that jit refuses; in a Partial it is part of the
-    tree's structure.
-    """
+    """A callable as a pytree: jit refuses a function as a leaf, and takes a Partial of one."""
     is_function = jax.tree_util.all_leaves([function])
     return jax.tree_util.Partial(function) if is_function else function
 
@@ -96,10 +85,7 @@ def scalar(value: Any, name: str) -> Float[Array, ""]:
     """A parameter that has to be one number."""
     value = jnp.asarray(value)
     if value.ndim:
-        raise DataError(
-            f"{name} has shape {value.shape}; it is one number (for a batch of kernels, jax.vmap "
-            "over it)."
-        )
+        raise DataError(f"{name} has shape {value.shape}; it is one number (jax.vmap for a batch).")
     return floating(value)
 
 

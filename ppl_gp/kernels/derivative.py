@@ -1,7 +1,5 @@
 """Gradients of f as values of one process: a last input column says which partial derivative a row
-stands for.
-
-A derivative is a linear functional, so f and its partial derivatives are jointly Gaussian, with
+is. A derivative is a linear functional, so f and its partial derivatives are jointly Gaussian, with
 Cov[d f/d x_i, d f/d x'_j] = d^2 k(x, x') / d x_i d x'_j (Rasmussen & Williams 2006, section 9.4;
 Solak et al. 2003).
 """
@@ -27,16 +25,16 @@ class WithDerivatives(Kernel):
 
     Inputs are (N, D + 1): the D columns of `base`, then the column i in {0, ..., D}, which
     `value_inputs` and `derivative_inputs` append. `active_dims` of `base` count its own columns.
-    The column i is rounded and carries no
-    derivative: training that moves inducing inputs moves x and leaves i.
+    The column i is rounded and carries no derivative: training that moves inducing inputs moves x
+    and leaves i.
 
     Each row is differentiated along its own unit vector, so that one nested jvp gives all four
     kinds of entry: about eight evaluations of `base` and four matrices, whatever D is; `diag` is
     O(N). Finite at equal points.
 
     Raises `ModelError` where `base` holds a Matern12 or a White, whose draws have no derivative (a
-    Matern32's have one, and it is all that is needed), `DataError` where i is no whole number in 0
-    .. D; traced, it gives NaN.
+    Matern32's have one, which is enough), `DataError` where i is no whole number in 0 .. D; traced,
+    it gives NaN.
     """
 
     base: Any = eqx.field(converter=as_kernel)
@@ -84,19 +82,15 @@ class MeanWithDerivatives(eqx.Module):
 
 
 def value_inputs(X: ArrayLike) -> Float[Array, "N D1"]:
-    """Inputs of `WithDerivatives` that stand for f(X): X, (N, D) or (N,), with a column of zeros,
-    (N, D + 1).
-    """
+    """Inputs of `WithDerivatives` for f(X): X, (N, D) or (N,), and zeros, (N, D + 1)."""
     X = as_inputs(X)
     return jnp.concatenate([X, jnp.zeros_like(X[:, :1])], 1)
 
 
 def derivative_inputs(X: ArrayLike, dim: int | None = None) -> Float[Array, "K D1"]:
-    """Inputs of `WithDerivatives` that stand for d f / d x_dim at X, (N, D + 1); `dim` counts
-    columns from 0.
+    """Inputs of `WithDerivatives` for d f / d x_dim at X, (N, D + 1); `dim` counts columns from 0.
 
-    `None` gives all D partial derivatives, (D N, D + 1): those in column 0 at all points first,
-    then column 1 ...
+    `None` gives all D partial derivatives, (D N, D + 1): column 0 at all points, then column 1 ...
     """
     X = as_inputs(X)
     dims = range(X.shape[1]) if dim is None else [as_dim(dim, X.shape[1], "derivative_inputs")]
@@ -106,9 +100,7 @@ def derivative_inputs(X: ArrayLike, dim: int | None = None) -> Float[Array, "K D
 def as_dim(dim: int, D: int, name: str) -> int:
     """A column number, checked."""
     if not 0 <= dim < D:
-        raise DataError(
-            f"{name}(dim={dim}) is out of range: inputs have {D} column(s), counted from 0."
-        )
+        raise DataError(f"{name}(dim={dim}): inputs have {D} column(s), counted from 0.")
     return int(dim)
 
 
@@ -119,8 +111,7 @@ def require_differentiable(kernel: Any, name: str) -> None:
         if isinstance(part, (Matern12, White)):
             raise ModelError(
                 f"{name}: draws of {type(part).__name__} have no derivative; use Matern32, "
-                "Matern52 or RBF (noise belongs in the likelihood), or Points for inducing "
-                "variables."
+                "Matern52 or RBF (noise belongs in the likelihood), or inducing Points."
             )
 
 
@@ -128,9 +119,8 @@ def split_inputs(X: Float[Array, "N D1"]) -> tuple[Float[Array, "N D"], Int[Arra
     """The columns of the base kernel, and which derivative each row stands for."""
     if X.shape[1] < 2:
         raise DataError(
-            f"inputs of WithDerivatives have shape {X.shape}; they need a last column that says "
-            "which derivative a row is: make them with value_inputs(X) and derivative_inputs(X, "
-            "dim)."
+            f"inputs of WithDerivatives have shape {X.shape}; their last column says which "
+            "derivative a row is: make them with value_inputs(X) and derivative_inputs(X, dim)."
         )
     column = lax.stop_gradient(X[:, -1])
     if not isinstance(column, Tracer):
@@ -150,9 +140,8 @@ def _check_column(column, D):
     bad = column[~np.isin(np.round(column), np.arange(D + 1))]
     if bad.size:
         raise DataError(
-            f"the last column of the inputs holds {bad[0]}; WithDerivatives takes 0 (the value of "
-            f"f) or 1 .. {D} there (a partial derivative): make inputs with value_inputs(X) and "
-            "derivative_inputs(X, dim)."
+            f"the last column of the inputs holds {bad[0]}; it is 0 (f) or 1 .. {D} (a partial "
+            "derivative): make inputs with value_inputs(X) and derivative_inputs(X, dim)."
         )
 
 

@@ -6,7 +6,7 @@ then its training covariance is what it says, and there is no covariance with ne
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def pair_fault(kernel: Callable, X) -> str | None:
     if _is_own(kernel, X):
         return None
     kernel = _by_row(kernel)
-    left, right = (_repeated(n, X) for n in _unused(X))
+    left, right = (_repeated(n, X) for n in unused(jnp.shape(X)))
     if (fault := _shape_fault(kernel, left, right)) is not None:
         return f"{fault}; {_ROWS_OF_ITS_OWN}"
     whole, part = _values(kernel, left, right), _values(kernel, left[-2::-1], right[:0:-1])
@@ -74,7 +74,7 @@ def kernels_differ(kernel: Callable, other: Callable, X) -> bool:
     of up to 1000 rows, else those of 1000 with 10 000, evenly spread.
     """
     kernel, other = _by_row(kernel), _by_row(other)
-    left, right = (_repeated(n, X) for n in _unused(X))
+    left, right = (_repeated(n, X) for n in unused(jnp.shape(X)))
     if _shape_fault(other, left, right) is not None:
         return True
     many = _spread(X, 10 * _COMPARED) if len(X) >= _LEAST else right
@@ -100,8 +100,9 @@ def _by_row(kernel: Callable) -> Callable:
     return by_row
 
 
-def _unused(X) -> list[int]:
-    return list(itertools.islice((n for n in itertools.count(_LEAST) if n not in jnp.shape(X)), 2))
+def unused(sizes: Collection[int]) -> list[int]:
+    """Two numbers of rows that are none of these sizes."""
+    return list(itertools.islice((n for n in itertools.count(_LEAST) if n not in sizes), 2))
 
 
 def _repeated(num: int, X):

@@ -57,9 +57,7 @@ class RBF(Isotropic):
 
 
 class Matern12(Isotropic):
-    """k = variance exp(-r), the exponential kernel (Rasmussen & Williams 2006, eq. 4.18 with gamma
-    = 1).
-    """
+    """k = variance exp(-r), exponential (Rasmussen & Williams 2006, eq. 4.18 with gamma = 1)."""
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern12(r2)
@@ -73,9 +71,7 @@ class Matern32(Isotropic):
 
 
 class Matern52(Isotropic):
-    """k = variance (1 + s + s^2/3) exp(-s), s = sqrt(5) r (Rasmussen & Williams 2006, eq. 4.17),
-    smoother.
-    """
+    """k = variance (1 + s + s^2/3) exp(-s), s = sqrt(5) r (Rasmussen & Williams 2006, eq. 4.17)."""
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern52(r2)
@@ -97,8 +93,8 @@ class Periodic(SameVariance):
     """k = variance exp(-2 sum_d sin^2(pi (x_d - x'_d) / period_d) / lengthscale_d^2).
 
     Rasmussen & Williams 2006, eq. 4.31. `period` is in units of x, `lengthscale` a pure number;
-    each is one number or (D,). The same as an RBF of points u on circles, |u - u'| = 2 |sin(pi (x -
-    x') / period)|, and computed so.
+    each is one number or (D,). Computed as an RBF of points u on circles, |u - u'| = 2 |sin(pi (x -
+    x') / period)|.
     """
 
     variance: ArrayLike = 1.0
@@ -197,8 +193,7 @@ def _matern52_jvp(primals, tangents):
 class Linear(Kernel):
     """k(x, x') = sum_d variance_d x_d x'_d: f(x) = w . x with w_d ~ N(0, variance_d).
 
-    `variance` is one number or one for each input, (D,). An offset is `Linear(...) +
-    Constant(...)`.
+    `variance` is one number or one for each input, (D,). For an offset add `Constant(...)`.
     """
 
     finite_rank = True
@@ -217,9 +212,7 @@ class Linear(Kernel):
 
 def _degree(degree) -> int:
     if isinstance(degree, bool) or int(degree) != degree or degree < 1:
-        raise DataError(
-            f"Polynomial(degree={degree}) is no positive integer; give degree = 1, 2, 3, ..."
-        )
+        raise DataError(f"Polynomial(degree={degree}) is no positive integer; give 1, 2, 3, ...")
     return int(degree)
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from ppl_gp.reading.walk import Rules, Walk
+from ppl_gp.reading.walk import MOVES, Rules, Walk
 
 
 class Dependence(IntEnum):
@@ -27,13 +27,7 @@ class Dependence(IntEnum):
     unknown = 3
 
 
-# Entry by entry the same number, in another place.
-_MOVES = frozenset(
-    """
-    broadcast_in_dim reshape transpose slice squeeze expand_dims tile unstack copy copy_p
-    optimization_barrier
-    """.split()
-)
+_MOVES = MOVES | {"tile", "unstack", "optimization_barrier"}
 # Linear in all operands together.
 _LINEAR = _MOVES | frozenset(
     """
@@ -48,12 +42,10 @@ _IN_SOME |= {"scatter": {0, 2}, "scatter-add": {0, 2}, "scatter-sub": {0, 2}}
 
 
 def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
-    """How each output array of `function` (leaves in order) depends on x.
-
-    x, and whatever the function closes over, may be tracers: it is decided while tracing. Cost: one
-    trace, nothing is computed.
+    """How each output array of `function` (leaves in order) depends on x. Decided while tracing: x,
+    and what the function encloses, may be tracers. One trace, nothing is computed.
     """
-    return tuple(_walked(_Affine(), function, x, Dependence.affine))
+    return tuple(_walked(Affine(), function, x, Dependence.affine))
 
 
 def _walked(rules, function: Callable, x, own) -> list:
@@ -62,25 +54,16 @@ def _walked(rules, function: Callable, x, own) -> list:
     return Walk(rules).closed(closed, [own] * len(closed.jaxpr.invars))
 
 
-def of_equation(equation, operands: list[Dependence]) -> list[Dependence]:
-    """The dependence of the outputs of an equation of a jaxpr."""
-    return Walk(_Affine()).step(equation, operands)
-
-
 def bend(function: Callable, x) -> tuple[str, Any] | None:
-    """(the first operation on the way to an output that is not proved affine in x, what JAX keeps
-    of its line); None if all are.
-    """
-    rules = _Bends()
+    """(the first operation that is not proved affine in x, its source info); None if all are."""
+    rules = Affine()
     _walked(rules, function, x, Dependence.affine)
     return rules.first
 
 
 def degree(function: Callable, x) -> float:
-    """An upper bound of the degree of `function` in the entries of x; infinity where nothing is
-    proved.
-
-    For fixed other arguments, of any values. One trace, no evaluation.
+    """An upper bound of the degree of `function` in the entries of x, infinity where nothing is
+    proved; for other arguments of any values. One trace, no evaluation.
     """
     return max(_walked(_Degrees(), function, x, 1.0), default=0.0)
 
@@ -102,6 +85,7 @@ class _Proof(Rules):
     # a custom derivative need not be the function's slope
     whole = frozenset({"custom_jvp_call", "custom_vjp_call"})
     most: Any
+    first: tuple[str, Any] | None = None  # operation that is not affine, and its source
 
     def either(self, values: Sequence):
         return max(values)
@@ -113,10 +97,14 @@ class _Proof(Rules):
     def primitive(self, equation, into):
         depending = [i for i, d in enumerate(into) if d]
         found = self.of(equation, into, depending) if depending else self.none
+        if found > Dependence.affine and self.first is None:
+            self.first = equation.primitive.name, self.source
         return [found] * len(equation.outvars)
 
 
-class _Affine(_Proof):
+class Affine(_Proof):
+    """The rules of a walk for `Dependence`."""
+
     none, most = Dependence.constant, Dependence.unknown
 
     def either(self, values: Sequence[Dependence]) -> Dependence:
@@ -135,16 +123,6 @@ class _Affine(_Proof):
             return highest if kept else Dependence.unknown
         one = name == "integer_pow" and equation.params["y"] == 1
         return highest if one or _is_linear(equation, depending) else Dependence.unknown
-
-
-class _Bends(_Affine):
-    first: tuple[str, Any] | None = None
-
-    def of(self, equation, into, depending) -> Dependence:
-        found = super().of(equation, into, depending)
-        if found > Dependence.affine and self.first is None:
-            self.first = equation.primitive.name, self.source
-        return found
 
 
 class _Degrees(_Proof):

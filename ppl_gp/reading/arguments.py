@@ -1,6 +1,4 @@
-"""A model's arguments: JAX arrays checked at the boundary, and trees whose array leaves have
-names.
-"""
+"""A model's arguments: arrays checked at the boundary, and trees whose leaves have names."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -39,9 +37,7 @@ def _observed(leaf):
 
 
 def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
-    """One argument of this name, as `as_arrays` describes. A memory map stays on disk, to be
-    checked as it is read.
-    """
+    """One argument of this name, as `as_arrays` has it. A memory map is checked as it is read."""
     if isinstance(value, Mapping) and type(value) is dict:
         return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
     if lists and isinstance(value, list | tuple) and _is_rows(value):
@@ -100,9 +96,7 @@ def _checked(name: str, value):
         array = array if ours else np.asarray(array)  # which jax.jit does not trace
         found = array.astype(wide(array.dtype))
         if not ours and np.any(found != array):
-            raise DataError(
-                f"{name} has integers beyond {found.dtype}; give floats, .astype(float)."
-            )
+            raise DataError(f"{name} has integers beyond {found.dtype}; give .astype(float).")
         return jnp.asarray(found)
     if isinstance(array, jax.core.Tracer):  # in `read`, whose values are not known
         return array
@@ -121,9 +115,8 @@ def wide(dtype):
 def _remedy(entry) -> str:
     if np.isinf(entry):
         return (
-            "arguments are finite numbers: drop or replace the row, or give a large finite "
-            "number where infinity stands for 'no bound'. A limit that all rows share can be a "
-            "plain Python number."
+            "arguments are finite numbers: drop or replace the row, or give a large finite number "
+            "for 'no bound'. A limit that all rows share can be a plain Python number."
         )
     return (
         "drop or impute the row. A missing observation is filled with any value of its support "
@@ -132,9 +125,7 @@ def _remedy(entry) -> str:
 
 
 def argument_names(model: Callable, num: int) -> list[str]:
-    """Names of the model's first `num` positional arguments, `arg<i>` where its signature does not
-    tell.
-    """
+    """Names of the model's first `num` positional arguments; `arg<i>` where they are not known."""
     known = parameters_of(model).items()
     named = [k for k, p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return [named[i] if i < len(named) else f"arg{i}" for i in range(num)]
@@ -152,31 +143,20 @@ def parameters_of(model: Callable) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments with the inputs in their place: the model's first argument is positional,
-    however it was given.
-    """
-    names = argument_names(model, 1)
-    first = parameters_of(model).get(names[0])
-    if args or names[0] not in kwargs or first is None or first.kind is first.KEYWORD_ONLY:
-        return args, kwargs
-    return (kwargs[names[0]],), {k: v for k, v in kwargs.items() if k != names[0]}
-
-
 def named_arrays(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:
-    """The arguments with the inputs in their place, frames and labelled arrays as NumPy arrays, and
-    what these were called.
+    """The arguments with the model's first one positional, however it was given, frames and
+    labelled arrays as NumPy arrays, and what these were called.
     """
-    args, kwargs = positional_inputs(model, args, kwargs)
+    (name,) = argument_names(model, 1)
+    first = parameters_of(model).get(name)
+    if not args and name in kwargs and first is not None and first.kind is not first.KEYWORD_ONLY:
+        args, kwargs = (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
     return arrays(argument_names(model, len(args)), args, kwargs)
 
 
 class Leaves:
-    """The array leaves of a model's arguments by path, `"X"` or `"covariates['age']"`: the same
-    path however they were passed.
-
-    A path begins with the argument's name; `replaced({path: value})` gives (args, kwargs) with
-    other leaves.
+    """The leaves of a model's arguments by path, `"X"` or `"covariates['age']"`: an argument's name
+    first, however it was passed.
     """
 
     def __init__(self, model: Callable, args: tuple, kwargs: dict):
@@ -191,14 +171,8 @@ class Leaves:
         """{path: array}."""
         return {p: x for p, x in self.leaves.items() if is_array(x)}
 
-    def path_of(self, value: Any) -> str | None:
-        """The path of a leaf that is this very object."""
-        return next((p for p, x in self.leaves.items() if x is value), None)
-
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
-        """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is
-        given, in place of all that are left.
-        """
+        """(args, kwargs) with these leaves, and `others`, if given, for all that are left."""
         own = self.leaves.items()
         return jax.tree.unflatten(
             self._structure, [values.get(p, x if others is ... else others) for p, x in own]
@@ -206,9 +180,7 @@ class Leaves:
 
 
 def is_array(x) -> bool:
-    """Whether a leaf is an array of numbers with at least one axis or none, on the device, on the
-    host or on disk.
-    """
+    """Whether a leaf is an array of numbers, on the device, on the host or on disk."""
     typed = hasattr(x, "shape") and hasattr(x, "dtype")
     return typed and jnp.issubdtype(x.dtype, jnp.number) | jnp.issubdtype(x.dtype, bool)
 

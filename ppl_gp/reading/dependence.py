@@ -1,14 +1,10 @@
 """What is computed from what, read off a function's jaxpr: a proof of independence, whatever the
-values are; and whether a function's course depends on the values that it is given: comparisons,
-clips, absolute values, roundings.
+values are. Whether a function's course depends on the values that it is given: comparisons, clips,
+absolute values, roundings. And what each site of a model is computed from, by one abstract trace.
 
 A function that decides nothing is analytic where it is finite, and a few values far apart tell what
 it is, unless it is nearly flat at all of them (a narrow bump); of one that does, what holds there
 says nothing about the values between.
-
-What depends on what in a model: from which arguments and which other sites' values each site's
-distribution, its spread, its masks and a GP's kernel are computed. Followed in the jaxpr of one
-abstract trace.
 """
 
 import math
@@ -32,9 +28,7 @@ def depends(function, x) -> bool:
 
 
 def reached(function, x):
-    """The outputs of `function` with each array replaced by whether it is computed from x. Tracers
-    are fine.
-    """
+    """The outputs of `function` with each array replaced by whether it sees x. Tracers are fine."""
     return jax.tree.map(
         bool,
         sources(lambda named: function(named["x"]), {"x": x}),
@@ -43,9 +37,7 @@ def reached(function, x):
 
 
 def sources(function, named: dict[str, Any]):
-    """The outputs of `function(named)` with each array replaced by the names in `named`, a
-    frozenset, that it is computed from.
-    """
+    """Outputs of `function(named)`, each array replaced by a frozenset of the names behind it."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(named)
     # as JAX sorts a dictionary's keys
     names = [name for name in sorted(named) for _ in jax.tree.leaves(named[name])]
@@ -73,8 +65,7 @@ _DECIDING |= {"reduce_min", "cummax", "cummin", "cond", "while"}
 
 def decides(function, x, rest) -> bool:
     """Whether any step of function(x, rest) that depends on x, and that the result depends on, is
-    one whose course its values decide. Of loops and branches every step counts. Abstract: nothing
-    is computed.
+    one whose course its values decide: of loops and branches every step. Nothing is computed.
     """
     closed, num = jax.make_jaxpr(function)(x, rest), len(jax.tree.leaves(x))
     rules = _Decisions()
@@ -115,15 +106,9 @@ def _is_deciding(equation) -> bool:
 
 
 # What spreads a distribution: where it is random itself, the density has no upper bound.
-_SPREADS = (
-    "scale",
-    "scale_tril",
-    "covariance_matrix",
-    "precision_matrix",
-    "cov_factor",
-    "cov_diag",
-    "conditional_precision",
-)
+_SPREADS = """
+    scale scale_tril covariance_matrix precision_matrix cov_factor cov_diag conditional_precision
+""".split()
 _ONE_EACH = (
     " All units of a plate share one kernel. For a length scale of each unit, declare a site for "
     "each, f = jnp.stack([numpyro.sample(f'f{i}', pg.GP(pg.kernels.RBF(1.0, lengthscale[i]), X)) "
@@ -207,15 +192,10 @@ def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
 
 
 def _spread(fn) -> list:
-    """Parameters that say how wide a distribution is, also beneath a transformation such as a
-    log-normal's.
-    """
-    inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
-    # of a mixture
-    inner += [
-        getattr(fn, "component_distribution", None),
-        *getattr(fn, "component_distributions", ()),
-    ]
+    """Parameters that say how wide a distribution is, also beneath transformations (log-normal)."""
+    of_mixture = getattr(fn, "component_distribution", None)
+    inner = [getattr(fn, "base_dist", None), of_mixture, *getattr(fn, "transforms", ())]
+    inner += getattr(fn, "component_distributions", ())
     own = [_attribute(fn, name) for name in _SPREADS] if not isinstance(fn, GP) else []
     return own + [x for part in inner if part is not None for x in _spread(part)]
 

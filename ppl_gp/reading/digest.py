@@ -69,9 +69,7 @@ def _name(value) -> str:
 
 
 class Entry:
-    """The digest of one value. `reader` names the functions and classes that it meets, and keeps
-    what cannot be read.
-    """
+    """The digest of one value. `reader` names functions and classes, and keeps the unreadable."""
 
     def __init__(self, reader):
         self.reader, self._hash = reader, hashlib.blake2b(digest_size=16)

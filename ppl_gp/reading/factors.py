@@ -55,9 +55,7 @@ _FAMILIES: dict[type, dict[str, Dependence]] = {  # how a parameter may see f
 
 def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> bool:
     """Whether the terms of `sites` (`None`: of all that is observed) in `trace_at(f)`, f (num,),
-    are log-concave and smooth in f.
-
-    Decided while tracing; nothing is computed. Cost: two abstract traces.
+    are log-concave and smooth in f. Two abstract traces, nothing is computed.
     """
     zero = jnp.zeros((num,))
     found = trace_at(zero)
@@ -76,9 +74,7 @@ def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> b
 
 
 class JointLogLikelihood(eqx.Module):
-    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats. A pytree:
-    hyperparameters are leaves.
-    """
+    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats; a pytree."""
 
     model: Callable = eqx.field(static=True)
     num: int = eqx.field(static=True)
@@ -109,9 +105,7 @@ class JointLogLikelihood(eqx.Module):
 
 
 def shared_log_prob(trace: dict) -> Float[Array, ""]:
-    """Log-probability of observed sites that have no data axis (an observed hyperparameter, a
-    factor), nats.
-    """
+    """Log p of observed sites without a data axis (an observed hyperparameter, a factor), nats."""
     terms = [log_prob_per_datum(s) for s in trace.values() if is_observed(s)]
     return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
@@ -218,8 +212,8 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
 
     **Raises** `ModelError`: no GP site, several functions that no linear predictor is made of (GPs
     that feed each other), a latent in the data plate that is not Gaussian, a hyperparameter missing
-    from `hyper`. Whether the likelihood is pointwise is for `fit` and `check` to refuse. Cost: two
-    traces of the model, O(N), no factorisation.
+    from `hyper`; `fit` and `check` refuse likelihoods that are not pointwise. Two traces of the
+    model, O(N), no factorisation.
     """
     args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)
@@ -229,31 +223,22 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
 def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None) -> Factors:
     """As `read`, of a trace at these hyperparameters of a model that is read as it stands."""
     found = roles(trace)
-    require_one_latent_function(
-        found, trace, lambda latent: run(model, args, kwargs, hyper, latent)
-    )
+    require_one_latent_function(found, trace, lambda f: run(model, args, kwargs, hyper, f))
     missing = [k for k in found.hyper if k not in (hyper or {})]
     if missing:
-        raise ModelError(
-            f"read(hyper=...) lacks a value for {missing}; it has {sorted(hyper or {})}. Give "
-            "every site."
-        )
+        raise ModelError(f"read(hyper=...) has {sorted(hyper or {})}; give {missing} as well.")
     (name,) = found.gps
     require_whole_prior(name, trace[name])
     prior = unwrap(trace[name]["fn"])
-    params = {k: trace[k]["value"] for k in found.params}
-    joint = JointLogLikelihood(
-        model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs
-    )
+    given = {**{k: trace[k]["value"] for k in found.params}, **(hyper or {})}
+    joint = JointLogLikelihood(model, prior.event_shape[0], given, args, kwargs)
     plan = prior.kernel.model.plan if isinstance(prior, PredictorGP) else None
     seen = (plan.functions, plan.softmax) if plan is not None else (1, ())
     return Factors({name: prior}, LogLikelihood(joint, name, *seen))
 
 
 def require_whole_prior(name: str, site: dict) -> None:
-    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior
-    is not the Gaussian that is read.
-    """
+    """Raise `ModelError` where a `scale` or `mask` handler changes the prior of a GP site."""
     if not is_whole(site):
         raise ModelError(
             f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "

@@ -5,7 +5,7 @@ would go on computing with the value that it was traced with. A model counts by 
 defaults, its closure and the globals that its code names; functions and classes of the user's own
 that these reach count in the same way, and those of libraries by their names and closures. A user's
 module counts by the attributes that any of this code names. Values count by content where they can
-be read (`contents.py`), and otherwise by identity.
+be read (`digest.py`), and otherwise by identity.
 """
 
 import dis
@@ -38,10 +38,8 @@ _T = TypeVar("_T")
 
 class Keyed:
     """A model that equals another where code and everything that is read are equal, as they were at
-    construction.
-
-    So a cell of a notebook that is run again finds its compiled code, and a changed constant does
-    not find the old one.
+    construction: a cell of a notebook that is run again finds its compiled code, and a changed
+    constant does not find the old one.
     """
 
     def __init__(self, function: Callable):
@@ -66,9 +64,7 @@ def keyed(model: Callable) -> Keyed:
 
 
 def changed(model: Keyed) -> list[str]:
-    """What the model reads that differs now from what it was at construction, in words; see also
-    `settle`.
-    """
+    """What the model reads that is another now than at construction, in words; see `settle`."""
     now = _walk(model).entries
     before = {k: v for k, v in model._reads.items() if k not in model._own}
     return [k for k, v in before.items() if now.get(k, v) != v] or [
@@ -125,9 +121,7 @@ def _shape(x) -> jax.ShapeDtypeStruct:
 
 
 def reads(function: Callable) -> dict[str, str]:
-    """{what the function reads, in words ("global 'PRIOR'", "closure 'scale'"): digest of its
-    value}.
-    """
+    """{what the function reads ("global 'PRIOR'", "closure 'scale'"): digest of its value}."""
     return {k: v[0] for k, v in _walk(function).entries.items()}
 
 
@@ -139,10 +133,8 @@ def fingerprint(function: Callable) -> str:
 
 
 def digest(tree) -> str:
-    """A digest of arguments or options by value, the same in every process.
-
-    Arrays of more than 16 MiB: shape, type, 4096 rows and the columns' sums; memory maps of that
-    size without the sums.
+    """A digest of arguments or options by value, the same in every process. Arrays of more than 16
+    MiB: shape, type, 4096 rows and the columns' sums; memory maps of that size without the sums.
     """
     reader = _Reader(strided=True)
     reader.add("value", tree)
@@ -212,9 +204,7 @@ class _Reader:
             self.add(f"attribute '{name}'", x)
 
     def finish(self) -> None:
-        """Digest functions and classes that were met, and attributes of modules by the names that
-        any code loads.
-        """
+        """Digest what was met: functions, classes, and modules' attributes that any code names."""
         done = -1
         while done < len(self.entries):
             done = len(self.entries)

@@ -1,7 +1,5 @@
 """How the operations of a jaxpr act on labelled axes (`labels.py`): one method per kind, one table.
-
-An operation that is on no list counts as computed from everything that enters it, of kind
-"unknown".
+One that is on no list counts as computed from all that enters it, of kind "unknown".
 """
 
 import math
@@ -146,7 +144,9 @@ class LabelRules(Labels):
         return self._moved(e, into[0], _places(_shape(e.invars[0]), _shape(e.outvars[0]), e))
 
     def _reduced(self, e, into):
-        kept = [i for i in range(len(into[0].axes)) if i not in e.params["axes"]]
+        """Without some axes: their entries together, or (`unstack`) each by itself."""
+        gone = e.params["axes"] if "axes" in e.params else (e.params["axis"],)
+        kept = [i for i in range(len(into[0].axes)) if i not in gone]
         return self._mapped(e, into, [{i: j for j, i in enumerate(kept)}] * len(into))
 
     def _concatenated(self, e, into):
@@ -167,12 +167,6 @@ class LabelRules(Labels):
         places = {i: i + (i >= new) for i in range(len(into[0].axes))}
         return self._mapped(e, into, [places] * len(into), (), [new])
 
-    def _unstacked(self, e, into):
-        """Each entry of an axis by itself."""
-        gone = e.params["axis"]
-        places = {i: i - (i > gone) for i in range(len(into[0].axes)) if i != gone}
-        return self._mapped(e, into, [places])
-
     # Several operands.
 
     def _contracted(self, e, into):
@@ -191,7 +185,9 @@ class LabelRules(Labels):
         """Looked up. An index that is the row's own number looks up the row."""
         d, (source, index, *rest) = e.params["dimension_numbers"], into
         before, rows = _shape(e.invars[0]), _shape(e.invars[1])[:-1]
-        columns = _columns(index.number, len(d.start_index_map))
+        columns = index.number  # for each one the axis of which it is the number, or None
+        if not isinstance(columns, tuple):
+            columns = (columns if len(d.start_index_map) == 1 else None,) * len(d.start_index_map)
         own = {
             o: n
             for o, n in zip(d.start_index_map, columns, strict=True)
@@ -269,14 +265,13 @@ _RULES = {
     "transpose": LabelRules._transposed,
     "concatenate": LabelRules._concatenated,
     "stack": LabelRules._stacked,
-    "unstack": LabelRules._unstacked,
     "dot_general": LabelRules._contracted,
     "gather": LabelRules._gathered,
     "triangular_solve": LabelRules._solved,
 }
 _RULES |= dict.fromkeys((*_NAMED, "slice", "tile", "dynamic_slice"), LabelRules._aligned)
 _RULES |= dict.fromkeys(("reshape", "squeeze", "expand_dims"), LabelRules._reshaped)
-_RULES |= dict.fromkeys(("argmax", "argmin"), LabelRules._reduced)
+_RULES |= dict.fromkeys(("argmax", "argmin", "unstack"), LabelRules._reduced)
 _RULES |= dict.fromkeys(("cholesky", "lu", "qr", "eigh", "svd"), LabelRules._factorised)
 _RULES |= {
     f"scatter{end}": LabelRules._scattered for end in ("", "-add", "-sub", "-mul", "-min", "-max")
@@ -284,9 +279,7 @@ _RULES |= {
 
 
 def is_entry_by_entry(function: Callable, x) -> bool:
-    """Whether entry n of the array function(x), along its last axes, is proved to be computed from
-    entry n of the array x alone.
-    """
+    """Whether entry n of function(x), along its last axes, is proved to see entry n of x alone."""
     closed, labels = jax.make_jaxpr(function)(x), LabelRules()
     given = labels.argument(jnp.shape(x), free=True)
     (out,) = map(labels.entered, Walk(labels).closed(closed, [given]))
@@ -308,15 +301,8 @@ def _is_false(left, right) -> bool:
     return known and not np.any(np.less(left.val, right.val))
 
 
-def _columns(number, num: int) -> tuple:
-    """For each column of an index, the axis of which it is the number, or None."""
-    return number if isinstance(number, tuple) else (number if num == 1 else None,) * num
-
-
 def _places(before, after, equation) -> dict[int, int]:
-    """{axis: its place} of those that a reshape leaves as they are: as many entries before them,
-    and as many of their own.
-    """
+    """{axis: its place} of those that a reshape keeps: as long, and as many entries before it."""
     if equation.primitive.name == "squeeze":
         gone = equation.params["dimensions"]
         return {i: j for j, i in enumerate(k for k in range(len(before)) if k not in gone)}

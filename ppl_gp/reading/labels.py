@@ -3,8 +3,7 @@ axes an entry is computed from other entries than its own. Along an axis without
 are equal.
 
 Axes of arguments and sites have labels. Labels that meet entry by entry, in a sum, a product, a
-contraction, are one label: their axes have one length and one order, a proof whatever the values
-are.
+contraction, are one label: a proof, whatever the values are, of one length and one order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,9 +138,7 @@ class Labels:
         primitive: str = "",
         kind: str = "mixes",
     ) -> Seen:
-        """What is computed from these values: with these axes, each entry from all along the labels
-        that are lost.
-        """
+        """What is computed from these values; an entry sees all along the labels that are lost."""
         across = {a: c for v in reversed(values) for a, c in v.across.items()}
         free = any(v.free for v in values)
         for a in lost:
@@ -169,9 +166,7 @@ class Labels:
         return self.merged(values, map(self.join, zip(*(v.axes for v in values), strict=True)))
 
     def chosen(self, by: Seen, value: Seen) -> Seen:
-        """What the choice sees, every entry sees. Under `vmap` each of the first axes chooses for
-        itself.
-        """
+        """An entry sees what the choice does. Under `vmap` the first axes choose for themselves."""
         value, by, num = self.entered(value), self.entered(by), len(by.axes)
         first = map(self.join, zip(by.axes, value.axes[:num], strict=True))
         return self.merged([value, by], [*first, *value.axes[num:]])

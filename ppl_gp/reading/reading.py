@@ -1,8 +1,5 @@
-"""A model read once, in training, from what depends on what: axes, plates and arguments of the
-data, roles of sites.
-
-A declared model: the user's function together with what was read off it, which compiled
-functions are keyed by.
+"""A model read once, in training: axes, plates and arguments of the data, roles of sites. What was
+read is kept with the function (`Declared`), and compiled code is keyed by both.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -106,18 +103,14 @@ class Reading:
         return next(iter([*own, *(x.shape[0] for x in inputs)]), None)
 
     def inputs_of_rows(self, leaves: Leaves) -> tuple[int, ...] | None:
-        """Which arrays of the first argument have an entry per datum, by their places in it; `None`
-        where all have.
-        """
+        """Places in the first argument of its arrays with an entry per datum; `None` if all."""
         own = [p for p in leaves.leaves if argument_of(p) == leaves.inputs]
         found = tuple(i for i, p in enumerate(own) if self.row_axes.get(p) == 0)
         return None if len(found) == len(own) else found
 
     @property
     def mixed(self) -> list[str]:
-        """Sites whose row n sees more than its own arguments, so that it has no prediction of its
-        own.
-        """
+        """Sites without predictions, as their row n sees more than its own arguments."""
         return list(dict.fromkeys(k for k, *_ in self._refused))
 
     @property
@@ -359,9 +352,7 @@ def own_function(model: Callable) -> Callable:
 
 
 def require_unchanged(model: Declared) -> None:
-    """Raise `ModelError` where something that the model reads differs from what it was when it was
-    declared.
-    """
+    """Raise `ModelError` where something that the model reads has changed since its declaration."""
     if differing := changed(model.function):
         raise ModelError(
             f"what the model reads has changed since the fit: {differing}. A prediction would mix "

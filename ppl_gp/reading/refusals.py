@@ -1,9 +1,5 @@
 """What is refused before any work, and what a user's model raises while it is run, as errors of
 this package that say what to change.
-
-Whether a model was given its observations, in a dtype that their density takes; whether handlers
-around it substitute or hide latents: such a site is still random, and whatever value an inference
-gives it the model ignores; whether new rows have a covariance with the training rows.
 """
 
 import functools
@@ -55,9 +51,8 @@ def of_the_model(function: Callable) -> Callable:
         if any(isinstance(x, jax.core.Tracer) for x in leaves):
             raise DataError(
                 f"{function.__name__} was given an array that jax.jit, jax.vmap or jax.grad "
-                "traces, and it needs numbers: call it outside of them, as it compiles its own "
-                "work. Inside of them a model with a GP has fit.posterior(X_new).mean and "
-                ".variance, of f."
+                "traces: call it outside of them, as it compiles its own work. Inside of them a "
+                "model with a GP has fit.posterior(X_new).mean and .variance, of f."
             )
         try:
             return function(*args, **kwargs)
@@ -139,8 +134,7 @@ def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict
     were given, or the model has a GP: no method has anything to learn from.
 
     What is left is a model without a GP that is a density of its own (a funnel, latents and a
-    `numpyro.factor`), which samplers draw from. A trace for each argument and site, and only where
-    nothing is observed.
+    `numpyro.factor`), which samplers draw from. Traces only where nothing is observed.
     """
     found = roles(trace)
     if any(trace[k]["is_scored"] for k in found.observed):
@@ -201,10 +195,8 @@ _OTHER = {"integers": int, "floats": float}
 
 def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
     """Raise `DataError` where log p of an observed site, or its gradient, exists for observations
-    of another dtype alone: class labels that are floats, proportions that are integers.
-
-    `given`: the arguments, one of which may be the observations, or how these are called. Abstract
-    traces alone.
+    of another dtype alone: class labels that are floats, proportions that are integers. `given`:
+    the arguments, one of which may be the observations, or how these are called.
     """
     fn, value = site["fn"], site["value"]
     dtype = jnp.asarray(value).dtype
@@ -212,7 +204,9 @@ def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
     kind = "floats" if jnp.issubdtype(dtype, jnp.integer) else "integers"
     if not isinstance(why, TypeError) or _refusal(fn, jnp.shape(value), _OTHER[kind]) is not None:
         return  # the dtype is not at fault
-    path = given if isinstance(given, str) else given.path_of(value) or "values"
+    path = given
+    if isinstance(given, Leaves):
+        path = next((p for p, x in given.leaves.items() if x is value), "values")
     raise DataError(
         f"site '{name}' observes {path} of dtype {dtype}, and the density of "
         f"{type(unwrap(fn)).__name__} takes {kind}; convert: "
@@ -255,8 +249,9 @@ class _Named(Messenger):
 
 def require_drawn(model, leaves: Leaves) -> None:
     """Raise `ModelError` where handlers around the model hide a site that is drawn, or substitute
-    or replay its value; values of params are theirs to give. One abstract trace, where there is a
-    handler. Those that are entered inside the model's function are not seen.
+    or replay its value: it is still random, and the model ignores whatever value an inference gives
+    it. Values of params are theirs to give. One abstract trace, where there is a handler; those
+    that are entered inside the model's function are not seen.
     """
     kinds = (handlers.substitute, handlers.replay, handlers.block)
     if not any(isinstance(h, kinds) for h in _handlers(model)):
@@ -310,30 +305,23 @@ def _with_values(model, leaves: Leaves) -> list[str]:
 
 
 def unpaired(priors: Mapping[str, GP]) -> dict[str, str]:
-    """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
-    none with new rows.
-    """
+    """{GP site whose kernel is no function of two rows, and so has none with new ones: why}."""
     faults = {k: pair_fault(prior.kernel, prior.X) for k, prior in priors.items()}
     return {k: fault for k, fault in faults.items() if fault is not None}
 
 
 def require_pairs(faults: Mapping[str, str]) -> None:
-    """Raise `ModelError` where new rows, or inducing points, have no covariance with the training
-    rows.
-    """
+    """Raise `ModelError` where other rows have no covariance with the training rows."""
     for name, fault in faults.items():
         raise ModelError(
-            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two "
-            f"numbers of rows: {fault}. So other rows have no covariance with the training rows. "
-            "Laplace, EP, VI and NUTS fit the model as it stands; f at the training rows is in "
-            f"fit.latent['{name}']."
+            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any rows: "
+            f"{fault}. So other rows have no covariance with the training rows. Laplace, EP, VI "
+            f"and NUTS fit the model; f at the training rows is in fit.latent['{name}']."
         )
 
 
 def require_none_tied(sites: list[str], there: str = "fit.sites") -> None:
-    """Raise `ModelError` where sites have an entry for each training row, and no others. `there`:
-    where their posterior is.
-    """
+    """Raise `ModelError` for sites of training rows alone; their posterior is in `there`."""
     if sites:
         raise ModelError(
             f"site(s) {sites} have an entry for each row of the data and covariances between "

@@ -20,9 +20,7 @@ def is_gp(site) -> bool:
 
 
 def is_observed(site) -> bool:
-    """Whether a site is part of the likelihood. A `numpyro.factor` is, though it holds no data
-    (`is_factor`).
-    """
+    """Whether a site is part of the likelihood, as data and each `numpyro.factor` are."""
     return site["type"] == "sample" and site["is_observed"]
 
 
@@ -46,9 +44,7 @@ def is_missing_part(name: str, trace: dict) -> bool:
 
 
 def is_whole(site: dict) -> bool:
-    """Whether no `scale` or `mask` handler stands around a site, so that its distribution is all of
-    its prior.
-    """
+    """Whether no `scale` or `mask` handler around a site changes its prior."""
     scale, fn = site["scale"], site["fn"]
     while fn is not unwrap(fn):
         masked = isinstance(fn, dist.MaskedDistribution)
@@ -74,12 +70,10 @@ def roles(trace: dict) -> Roles:
 
     `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
     """
-    free = [
-        k for k, s in trace.items() if s["type"] == "sample" and not (s["is_observed"] or is_gp(s))
-    ]
-    free = [k for k in free if not is_missing_part(k, trace)]
+    latent = [k for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]]
+    free = [k for k in latent if not (is_gp(trace[k]) or is_missing_part(k, trace))]
     return Roles(
-        tuple(k for k, s in trace.items() if is_gp(s)),
+        tuple(k for k in latent if is_gp(trace[k])),
         tuple(k for k, s in trace.items() if is_observed(s)),
         tuple(k for k in free if trace[k]["data_axis"] is None),
         tuple(k for k, s in trace.items() if s["type"] == "param"),
@@ -126,9 +120,7 @@ def subsampling(trace: dict) -> dict[str, tuple]:
 
 
 def require_no_subsampling(trace: dict, method: str) -> None:
-    """Raise `ModelError` where a plate of the model subsamples: `method` would see one random batch
-    of the data.
-    """
+    """Raise `ModelError` where a plate of the model subsamples: `method` takes all data."""
     for name, (size, batch) in subsampling(trace).items():
         raise ModelError(
             f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data "
@@ -137,9 +129,7 @@ def require_no_subsampling(trace: dict, method: str) -> None:
 
 
 def log_prob_per_datum(site):
-    """A site's log-probability with `scale` and `mask`, summed to one number per datum; to () where
-    it has no axis of data, nats.
-    """
+    """A site's log p with `scale` and `mask`, nats, summed to (N,); to () without a data axis."""
     fn, value = site["fn"], site["value"]
     # `to_event` took the data axis
     hidden = site["data_axis"] is not None and site["data_axis"] >= 0
@@ -152,21 +142,15 @@ def log_prob_per_datum(site):
 
 
 def sum_per_datum(site, values):
-    """Values of a site's batch shape (with or without what `to_event` took) summed to (N,); to ()
-    where there is no axis of data.
-    """
-    axis = data_axis(site, jnp.ndim(values))
-    if axis is None:
+    """Values of the batch shape of fn or `bare(fn)`, summed to (N,); to () without a data axis."""
+    ndim = jnp.ndim(values)
+    if (axis := data_axis(site, ndim)) is None:
         return jnp.sum(values)
-    return jnp.sum(
-        values, tuple(i for i in range(jnp.ndim(values)) if i != axis + jnp.ndim(values))
-    )
+    return jnp.sum(values, tuple(i for i in range(ndim) if i != axis + ndim))
 
 
 def data_axis(site, ndim: int) -> int | None:
-    """The axis of the data, negative, in an array of the site's batch shape, without or with what
-    `to_event` took.
-    """
+    """The axis of the data, negative, in an array of the batch shape of fn or `bare(fn)`."""
     axis, hidden = site["data_axis"], hidden_axes(site["fn"])
     if axis is None:
         return None

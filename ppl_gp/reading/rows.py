@@ -41,12 +41,8 @@ class Found(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """`axes`: {site: axis of the data} as `tracing.annotated` counts; `rows`: {path: axes} of
-    arrays with an entry per row; `mixing`: {site: why its row n is not of row n alone}; `shared`:
-    {site without rows: what it sees of them}; `coupled`: observed sites among both, where what they
-    see are random values; `looked_up`: GP sites at other rows that observations see; `kernels`:
-    those whose kernel is computed from such arrays; `whole`: unobserved sites of the rows that have
-    no axis of theirs (a random walk, one event). `grows`: whether more rows can be traced.
+    """What `Reading` has under these names: {site: axis}, {path: axes}, {site: why it sees other
+    rows}. `kernels`: GP sites whose kernel is computed from arrays with an entry per row.
     """
 
     axes: dict[str, int]
@@ -82,9 +78,7 @@ def rows_of(model: Callable, leaves: Leaves, base: Look, tables: Collection[str]
 
 
 class _Reader:
-    """One model at its training arguments; `tables`: names of those that the user says hold no
-    rows, whatever their lengths.
-    """
+    """One model at its training arguments; the user says that `tables` hold no rows."""
 
     def __init__(self, model, leaves: Leaves, base: Look, tables: Collection[str]):
         self.model, self.leaves, self.tables = model, leaves, tables
@@ -171,8 +165,7 @@ class _Reader:
 
     def _own_rows(self, name: str, subsampling, ends: tuple[set[int], ...]) -> int | None:
         """Of an observed site: a plate's that subsamples, the axis with the rows of a GP or of the
-        first argument, its only plate's, the one of as many members as the inputs have rows, its
-        only one.
+        first argument, its only plate's, the one as long as the inputs, its only one.
         """
         site = self.base.sites[name]
         if not site.observed or name in self.gps:
@@ -346,9 +339,7 @@ class _Reader:
                 yield from (p for p, a in site.frames if self.is_row(terms[a]))
 
     def _axis(self, name: str, plates, look: Look | None) -> int | None:
-        """Of a GP where its inputs are rows; else the plate's, or the one that meets the rows and
-        grew.
-        """
+        """Of a GP where its inputs are rows; else the plate's, or one that met rows and grew."""
         site, found = self.base.sites[name], self.sites[name]
         if site.is_gp:
             return 0 if self.is_row(found.own[0].axes[0]) else None

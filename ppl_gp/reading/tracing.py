@@ -1,9 +1,5 @@
-"""Running a model with hyperparameters and f given.
-
-What one trace of a model shows: the shapes of its sites, plates and values.
-
-Abstract: nothing is computed and nothing compiled, unless the model looks at values while it is
-traced.
+"""Running a model with hyperparameters and f given; and the shapes of sites, plates and values that
+one abstract trace shows: nothing is computed, unless the model looks at values.
 """
 
 import itertools
@@ -47,9 +43,8 @@ class pin(Messenger):
 
     `drawn(name)`, where it is given: whether a prediction is of a site, which is left to chance.
     Other vague gamma and inverse gamma sites (shape below 0.1) get shape / rate, or its inverse:
-    their draws are zero or infinite in floating point, and what they scale is no number. And each
-    site whose sampler takes many steps is drawn by one program: step by step a Wishart site
-    compiles 74 of them, three seconds.
+    their draws are zero or infinite in floating point. And each site whose sampler takes many steps
+    is drawn by one program: step by step a Wishart site compiles 74 of them, three seconds.
     """
 
     def __init__(
@@ -109,10 +104,7 @@ class _unique(handlers.trace):
         name, kind = msg.get("name"), msg["type"]
         before = self.trace[name]["type"] if name in self.trace else None
         if before and (before != kind or kind in ("sample", "deterministic")):
-            raise ModelError(
-                f"the model has two sites named {name!r}, of the types {before} and {kind} of "
-                "NumPyro; rename one of them."
-            )
+            raise ModelError(f"two sites named {name!r}, a {before} and a {kind}; rename one.")
         super().postprocess_message(msg)
 
 
@@ -141,7 +133,7 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
     reading = reading_of(declared)
 
     def drawn(name: str) -> bool:
-        return reading is not None and (reading.predicts(name) or reading.axis(name) is not None)
+        return reading.predicts(name) or reading.axis(name) is not None
 
     return annotated(bare_trace(model, args, kwargs, hyper, latent, key, drawn), declared)
 
@@ -155,9 +147,7 @@ def bare_trace(
     key=None,
     drawn: Callable[[str], bool] = lambda name: False,
 ) -> dict:
-    """As `run`, without annotations: what a model is read off. Vague gammas are settled, but for
-    those that are `drawn`.
-    """
+    """As `run`, unannotated: what is read off. Vague gammas are settled, but for `drawn` ones."""
     with handlers.block():
         seeded = handlers.seed(model, random.key(0) if key is None else key)
         given = handlers.substitute(seeded, data=dict(hyper or {}))
@@ -166,11 +156,10 @@ def bare_trace(
 
 def annotated(trace: dict, model) -> dict:
     """A trace of a declared model whose sites know their axis of the data, `site["data_axis"]`, and
-    whether they score observations.
+    whether they score observations; of another model as it is.
 
-    It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis
-    that `to_event` took; `None` is a site without data. A model that was not declared leaves the
-    trace as it is.
+    The axis counts from the border between batch and event: -1 is the last batch axis, 0 the first
+    axis that `to_event` took; `None` is a site without data.
     """
     reading = reading_of(model)
     if reading is not None:
@@ -185,9 +174,7 @@ def annotated(trace: dict, model) -> dict:
 
 
 def reading_of(model) -> Any:
-    """What was read off a declared model, also where handlers stand around it; `None` of another
-    one.
-    """
+    """What was read off a declared model, also one with handlers around it; `None` of others."""
     while not hasattr(model, "reading") and isinstance(model, Messenger):
         model = model.fn
     return getattr(model, "reading", None)
@@ -198,25 +185,18 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
     them.
 
     `local=False` keeps latents that stand one a datum from them too, and `without` further sites.
-
     Only the model's own sites are hidden, by name: outer handlers send messages of their own
     through this stack, such as the log-Jacobian with which NumPyro's samplers transform a site, and
     those must pass. O(N), no factorisation.
     """
     own = run(model, args, kwargs)
     found = roles(own)
-    hidden = {
-        k
-        for k, s in own.items()
-        if s["type"] in ("plate", "deterministic") or is_observed(s) or is_gp(s)
-    }
+    left = {*without, *(() if local else found.local_latents)}
     # Missing observations integrate to one: any value does, and outer handlers, which give keys,
-    # are not asked.
-    drawn = {k for k in own if is_missing_part(k, own)} | (
-        set(without) if local else {*without, *found.local_latents}
-    )
-    hidden |= drawn
-    drawn -= set(found.gps)  # which are pinned
+    # are not asked. GPs are pinned.
+    drawn = {*left, *(k for k in own if is_missing_part(k, own))} - {*found.gps}
+    hidden = {*drawn, *found.gps, *found.observed}
+    hidden |= {k for k, s in own.items() if s["type"] in ("plate", "deterministic")}
 
     def any_value(site):
         return site["fn"].sample(random.key(0)) if site["name"] in drawn else None
@@ -227,8 +207,8 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
         pin(),
     ):
         handlers.substitute(model, substitute_fn=any_value)(*args, **kwargs)
-    wanted = (*found.hyper, *found.params, *(found.local_latents if local else ()))
-    return {k: trace[k]["value"] for k in wanted if k not in without}
+    wanted = (*found.hyper, *found.params, *found.local_latents)
+    return {k: trace[k]["value"] for k in wanted if k not in left}
 
 
 ARGUMENT, SITE = "argument ", "site "  # what names of `named_trace` begin with
@@ -249,9 +229,7 @@ class Site(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What one trace shows: sample sites, plates with their whole and their subsampled size, the
-    shapes of all values.
-    """
+    """One trace: sample sites, plates with whole and subsampled sizes, shapes of all values."""
 
     sites: dict[str, Site]
     plates: dict[str, Sizes]

@@ -15,6 +15,8 @@ from jax.extend.core import Literal
 
 from ppl_gp.errors import HERE
 
+# Entry by entry the same number, in another place.
+MOVES = {*"broadcast_in_dim reshape transpose slice squeeze expand_dims copy copy_p".split()}
 # Entry by entry, and not linear.
 NONLINEAR = frozenset(
     """
@@ -133,9 +135,7 @@ class Walk:
         return self._call(inner, into, wanted)
 
     def _call(self, inner, into: list, wanted: Sequence[bool] | None) -> list:
-        """JAX keeps what it has traced of a function, with the lines of its first caller: a cause
-        inside has the line of this call.
-        """
+        """A cause inside has the line of this call: JAX keeps that of the first caller."""
         consts = [self.rules.constant(c) for c in getattr(inner, "consts", ())]
         self._inside += 1
         try:
@@ -199,9 +199,7 @@ class Walk:
 
 
 def called(equation):
-    """The jaxpr that an equation calls with its own inputs, or None: that of `reduce` takes
-    numbers.
-    """
+    """The jaxpr that an equation calls with its own inputs, or None."""
     params = equation.params
     inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
     jaxpr = getattr(inner, "jaxpr", inner)
@@ -218,9 +216,8 @@ def shape_of(v) -> tuple[int, ...]:
 
 
 def needed(jaxpr, wanted: Sequence, known: Collection = ()) -> tuple[list, set]:
-    """(the equations that the variables `wanted` are computed from, and the `known` are not, in
-    order, the variables that these use): a model's deterministic sites and NumPyro's checks of
-    parameters are left out.
+    """(the equations that `wanted` variables are computed from, and `known` ones are not, in order,
+    the variables that these use), without deterministic sites and NumPyro's checks of parameters.
     """
 
     def unknown(variables):
@@ -249,9 +246,7 @@ def _longer(outer, inner) -> int:
 
 
 def changed_numbers(a, b) -> set[int]:
-    """Identities of the numbers, literals and constants, of one jaxpr that are others in a second
-    one of the same course.
-    """
+    """Identities of the numbers in one jaxpr that differ in another one of the same course."""
     pairs = zip(getattr(a, "consts", ()), getattr(b, "consts", ()), strict=False)
     found = {id(x) for x, y in pairs if _is_other(x, y)}
     a, b = (getattr(j, "jaxpr", j) for j in (a, b))

@@ -28,19 +28,16 @@ from ppl_gp.reading.predictor.skeleton import Skeleton, skeleton
 from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import is_gp, is_missing_part, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
-from ppl_gp.reading.walk import needed
+from ppl_gp.reading.walk import MOVES, needed
 
 _OBSERVED = "_observed"
 _SITE, _REST = "site ", "rest"
-# moves of entries: what comes out is what went in, elsewhere
-_MOVES = {"transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "copy_p"}
+_MOVES = MOVES - {"slice"}  # which would leave entries out
 
 
 @contextmanager
 def _of_any_length():
-    """A plate that subsamples in the model is traced at other lengths than its own, of which
-    NumPyro warns.
-    """
+    """Without NumPyro's warning of plates that subsample: they are traced at other lengths."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "subsample_size does not match")
         yield
@@ -60,9 +57,9 @@ def collapse(
 
     `given`: values of sites that are held, and so not integrated. `only`: the only sites to
     integrate beside GPs. `plain`: also the model of one GP site, whose predictor may have a
-    coefficient and an offset. A model that holds arrays of N rows of its own, and so cannot be
-    traced at another number of rows, stays as it is. Abstract traces, some 0.1 s, once for
-    arguments of these shapes.
+    coefficient and an offset. A model that holds arrays of N rows of its own stays as it is: no
+    other number of rows can be traced. Abstract traces, some 0.1 s, once for arguments of these
+    shapes.
     """
     named = None if only is None else tuple(sorted(only))
     if (found := _found(model, args, kwargs, dict(given or {}), named, plain)) is None:
@@ -109,11 +106,8 @@ def _is_by_row(site: dict) -> bool:
 
 def _is_plain(trace: dict, sites) -> bool:
     """Whether the only site is a GP of one function at the data's inputs, read as it is."""
-
-    def plain(site):
-        return is_gp(site) and len(site["fn"].shape()) == 1 and _is_by_row(site)
-
-    return len(sites) == 1 and all(plain(trace[k]) for k in sites)
+    site = trace[sites[0]]
+    return len(sites) == 1 and is_gp(site) and len(site["fn"].shape()) == 1 and _is_by_row(site)
 
 
 def _plan(whole: Innovated, trace: dict, rest: Rest) -> Plan:
@@ -191,8 +185,7 @@ def integrable(
     without it (scores of classes without a GP), all are.
 
     `rest`: arguments, and {site: value} of everything that is random. `asked`: whether the user
-    named them, so that all of them are wanted, however many functions a datum then sees. Abstract
-    traces, at most two for each site.
+    named them: all are wanted, however many functions a datum then sees. At most two traces a site.
     """
     left = _shaping_nothing(whole, rest)
 
@@ -234,9 +227,7 @@ def _shaping_nothing(whole: Innovated, rest: Rest) -> list[str]:
 
 
 def _are_independent(whole: Innovated, trace: dict, axes: dict, few: Rest) -> bool:
-    """Whether each function is made of GPs at the data's inputs, and of units that no other
-    function sees.
-    """
+    """Whether each function is made of GPs at the data's inputs and of units of its own."""
     num, e = whole.skeleton.num_rows(few.arrays), whole.innovations(few)
     if any(axes[k] is None or not is_gp(trace[k]) or x.shape[-1] != num for k, x in e.items()):
         return False
@@ -253,9 +244,7 @@ def _are_independent(whole: Innovated, trace: dict, axes: dict, few: Rest) -> bo
 
 
 def _softmax(whole: Innovated, functions: int, few: Rest) -> tuple[int, ...]:
-    """(r_1, ..., r_C): score c of the only observed site, a categorical one, is function r_c; ()
-    where that is not how the functions enter.
-    """
+    """(r_1, ..., r_C) where score c of the only site, a categorical one, is function r_c; or ()."""
     num, found = whole.skeleton.num_rows(few.arrays), []
 
     def scores(eta, rest):

@@ -3,11 +3,6 @@
 `collapse(model, ...)` is an ordinary model again: the hyperparameters as they are declared, one GP
 site, `eta`, over the rows of the model's arguments, and the observed sites computed from eta. So
 every method and every verb for one function of a datum takes it as it stands.
-
-`Plan` is what `collapse` finds in a model: which sites are integrated, and what the observed sites
-are computed from.
-
-Whether the integrated sites have what the rows of a model look up in them.
 """
 
 from collections.abc import Mapping
@@ -77,9 +72,7 @@ def with_predictor(reading: Reading, plan: Plan) -> Reading:
 
 
 class Collapsed(Declared):
-    """The declared model `source` with its Gaussian sites `plan.sites` integrated into one,
-    `plan.name`.
-    """
+    """The declared model `source` with its sites `plan.sites` integrated into one, `plan.name`."""
 
     def __init__(self, source: Declared, plan: Plan, skeleton: Skeleton):
         super().__init__(source.function, with_predictor(source.reading, plan))

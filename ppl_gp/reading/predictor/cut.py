@@ -3,12 +3,11 @@ which alone it sees z.
 
 A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + u[group], say: a cut
 of the graph of its operations. Among the arrays that are affine in z (`reading.affine`, a proof)
-and hold one entry per datum, the smallest cut is found by maximal flow, each array counting as
-many as it has functions a datum; of equal ones the nearest to the outputs, offsets included. The
-sign of one function, or a known factor of a sum, counts as the link's.
+and hold one entry per datum, the smallest cut is found by maximal flow, each array counting as many
+as it has functions a datum; of equal ones the nearest to the outputs, offsets included. The sign of
+one function, or a known factor of a sum, counts as the link's.
 
-Cost: one trace, and O(V^2 E) at worst for the cut of a graph of V arrays and E operations; nothing
-is computed.
+Cost: one trace, and O(V^2 E) at worst for a graph of V arrays and E operations.
 """
 
 from collections.abc import Callable
@@ -21,8 +20,8 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from ppl_gp.reading.affine import Dependence, of_equation
-from ppl_gp.reading.walk import needed
+from ppl_gp.reading.affine import Affine, Dependence
+from ppl_gp.reading.walk import Walk, needed
 
 _SUMS = {"add", "add_any", "sub"}
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
@@ -86,11 +85,28 @@ class Predictors(NamedTuple):
         """The smallest cut, or `None` where there is none: where z enters a loop, say, or a kernel.
 
         `data_axis(i)`: the axis of the data of the i-th array, or `None`. `apart`: leaves of (z,
-        rest), by their numbers, that no predictor may be computed from: observations, which there
-        are none of at new rows.
+        rest), by their numbers, that no predictor may be computed from: observations, which new
+        rows lack.
         """
-        found = _smallest_cut(self.closed.jaxpr, self.num_z, data_axis, apart)
-        return None if found is None else self._replace(places=found)
+        jaxpr = self.closed.jaxpr
+        how, first = dependences(jaxpr, self.num_z), _firsts(jaxpr, data_axis)
+        place = {v: i for i, v in enumerate(self.every)}
+        order, inputs = [v for v in place if v in how and first[v] is v], _inputs_of(jaxpr)
+        room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
+        room |= {v: None for v in order if not apart.isdisjoint(inputs[v])}
+        edges = [
+            (first[v], w)
+            for equation in jaxpr.eqns
+            for w in equation.outvars
+            for v in equation.invars
+            if w in room and not isinstance(v, Literal) and v in how
+        ]
+        sources = [v for v in jaxpr.invars[: self.num_z] if v in how]
+        sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
+        if (found := _least(room, edges, sources, sinks)) is None:
+            return None
+        own = (_unscaled(jaxpr, v, how, first) if room[v] == 1 else v for v in found)
+        return self._replace(places=tuple(place[v] for v in own))
 
 
 def at_places(function: Callable, z, rest, places: tuple[int, ...] = ()) -> Predictors:
@@ -156,34 +172,9 @@ def _firsts(jaxpr, data_axis: Callable) -> dict:
     return found
 
 
-def _smallest_cut(jaxpr, num_z: int, data_axis, apart: frozenset[int]):
-    """The places of the smallest cut between z and the outputs; `None` where none is finite."""
-    how, first = dependences(jaxpr, num_z), _firsts(jaxpr, data_axis)
-    place = {v: i for i, v in enumerate(_variables(jaxpr))}
-    order, inputs = [v for v in place if v in how and first[v] is v], _inputs_of(jaxpr)
-    room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
-    room |= {v: None for v in order if not apart.isdisjoint(inputs[v])}
-    edges = [
-        (first[v], w)
-        for equation in jaxpr.eqns
-        for w in equation.outvars
-        for v in equation.invars
-        if w in room and not isinstance(v, Literal) and v in how
-    ]
-    sources = [v for v in jaxpr.invars[:num_z] if v in how]
-    sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
-    if (found := _least(room, edges, sources, sinks)) is None:
-        return None
-    own = (_unscaled(jaxpr, v, how, first) if room[v] == 1 else v for v in found)
-    return tuple(place[v] for v in own)
-
-
 def _unscaled(jaxpr, variable, how: dict, first: dict):
     """What a predictor is a known multiple of: the negated array of a negative, and the sum of a
-    number times a sum.
-
-    All ways from z lead through it where they lead through the predictor, which sees nothing else
-    of z.
+    number times a sum. It cuts as well: the predictor sees nothing else of z.
     """
     made = {v: e for e in jaxpr.eqns for v in e.outvars}
 
@@ -206,7 +197,7 @@ def _is_known_multiple(equation) -> bool:
 
 def dependences(jaxpr, num_z: int) -> dict:
     """{variable: how it depends on z}."""
-    known = {v: Dependence.affine for v in jaxpr.invars[:num_z]}
+    known, walk = {v: Dependence.affine for v in jaxpr.invars[:num_z]}, Walk(Affine())
 
     def of(variable):
         if isinstance(variable, Literal):
@@ -214,7 +205,7 @@ def dependences(jaxpr, num_z: int) -> dict:
         return known.get(variable, Dependence.constant)
 
     for equation in jaxpr.eqns:
-        found = of_equation(equation, [of(v) for v in equation.invars])
+        found = walk.step(equation, [of(v) for v in equation.invars])
         known |= dict(zip(equation.outvars, found, strict=True))
     return {v: d for v, d in known.items() if d > Dependence.constant}
 

@@ -1,19 +1,14 @@
-"""The parts of a linear predictor eta = offset + sum_k A_k z_k of R functions per datum (what one
-site adds at n rows), and how they are found: A is never formed, columns of L are pushed through the
-model's own operations.
+"""The parts of a linear predictor eta = offset + sum_k A_k z_k of R functions per datum: what one
+site adds at n rows. A is never formed: columns of L are pushed through the model's own operations.
 
-- `Table`: a site that belongs to no datum (coefficients, groups, a GP at a table of places):
-  F = A L, C = L L^T, a column per unknown; by `Columns`, or by `Levels` if each row is proved to
-  depend on one of them;
-- `Weighted`: a GP at the data's inputs: a number a_rn for each of its units, and its own kernel;
-- `Own`: effects with one value per datum: a covariance within the row.
+A site that belongs to no datum (coefficients, groups, a GP at a table of places) is a `Table`, F =
+A L with C = L L^T, by `Columns`, or by `Levels` if each row is proved to depend on one unknown. A
+GP at the data's inputs is `Weighted`; effects with one value per datum are `Own`.
 
-Proof that each entry of an array sees at most one entry of z, and which: value = constant +
-weight z[index].
-
-Read off the jaxpr as `reading.affine` is: moves of entries (a gather by group, a reshape, a where
-whose condition does not depend on z) move index and weight alike, and products with what does not
-depend on z change the weight. Whatever else meets z is no proof.
+The proof that each entry of an array sees at most one entry of z (value = constant + weight
+z[index]) is read off the jaxpr: moves of entries (a gather by group, a reshape, a where whose
+condition does not depend on z) move index and weight alike, and products with what does not depend
+on z change the weight. Whatever else meets z is no proof.
 """
 
 import functools
@@ -31,18 +26,13 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.reading.predictor.sites import root_of
-from ppl_gp.reading.walk import Known, Rules, Walk, later
+from ppl_gp.reading.walk import MOVES, Known, Rules, Walk, later
 
-_MOVES = frozenset(
-    "broadcast_in_dim reshape transpose slice squeeze expand_dims rev gather dynamic_slice".split()
-)
-_SAME = frozenset("copy copy_p optimization_barrier".split())
+_MOVES = MOVES | {"rev", "gather", "dynamic_slice"}
 
 
 class OneEach(NamedTuple):
-    """What each entry of an array sees of z: weight z[index], z flat. A weight is zero where it
-    sees nothing.
-    """
+    """What entries of an array see of z: weight z[index], z flat; weight 0 if nothing."""
 
     index: Int[Array, "..."]
     weight: Float[Array, "..."]
@@ -84,22 +74,19 @@ def _followed(equation, into: list) -> OneEach | None:
     to = equation.params.get("new_dtype")
     if name == "convert_element_type" and jnp.issubdtype(to, jnp.floating):
         return x._replace(weight=x.weight.astype(to))
-    if name == "concatenate" or (name == "select_n" and _is_choice(equation, which)):
+    # a `where` whose condition does not depend on z, and chooses for each entry
+    chooses = not which[0] and len({v.aval.shape for v in equation.invars}) == 1
+    if name == "concatenate" or (name == "select_n" and chooses):
         return _together(equation, into)
     if sum(which) > 1:
         return None
-    if name in _SAME and len(into) == 1:
+    if name == "optimization_barrier" and len(into) == 1:
         return x
     if name in _MOVES and which[0]:
         return _bound(equation, [x, *into[1:]])
     factor = _factor(name, which, into)
     keeps = equation.outvars[0].aval.shape == jnp.shape(x.weight)
     return x._replace(weight=x.weight * factor) if keeps and factor is not None else None
-
-
-def _is_choice(equation, which: list[bool]) -> bool:
-    """Whether the condition of a `where` does not depend on z, and chooses for each entry."""
-    return not which[0] and len({v.aval.shape for v in equation.invars}) == 1
 
 
 def _factor(name: str, which: list[bool], into: list):
@@ -186,9 +173,7 @@ class Columns(Table):
 
 
 class Levels(Table):
-    """F with one entry per row: row n sees `weight[n]` times unknown `index[n]` of `num`. Of one
-    function.
-    """
+    """F of one function, one entry per row: `weight[n]` times unknown `index[n]` of `num`."""
 
     index: Int[Array, "n"]
     weight: Float[Array, "n"]
@@ -295,12 +280,11 @@ def added(terms: list[Array]) -> Array:
 
 
 def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> Loadings:
-    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine, zero of the sites that it is not
+    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine, zero of sites that it is not
     given.
 
     `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
-    sites are zero. `axes`: {site with one entry per datum: the axis of the data in its value, from
-    the right}.
+    sites are zero. `axes`: {site with one entry per datum: its axis of the data, from the right}.
     """
     offset = eta({})
 

@@ -1,12 +1,10 @@
 """The linear predictors of a model: what its observed sites see of its Gaussian sites z.
 
 Each Gaussian site is written as its mean plus an innovation e, so that a site whose mean is affine
-in another (group effects about a level that is Gaussian too) is one more affine operation. What the
-observed sites are computed from e through is the smallest cut of the jaxpr
-(`reading.predictor.cut`).
+in another (group effects about a level that is Gaussian too) is one more affine operation. The
+observed sites see e through the smallest cut of the jaxpr (`reading.predictor.cut`).
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -17,6 +15,7 @@ import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import LISTED, ModelError
+from ppl_gp.kernels.pairs import unused
 from ppl_gp.reading.digest import Bones
 from ppl_gp.reading.predictor.cut import Predictors, at_places
 from ppl_gp.reading.predictor.sites import gaussian, mean_of
@@ -158,7 +157,8 @@ class Innovated(NamedTuple):
 def _cut(moved: Innovated, structure, leaves) -> Cut | None:
     few: Rest = jax.tree.unflatten(structure, leaves)
     function, _ = _seeing(moved)
-    short, long = (moved.resized(few, num) for num in _unlike(moved.innovations(few), leaves))
+    taken = {n for x in (*moved.innovations(few).values(), *leaves) for n in x.shape}
+    short, long = (moved.resized(few, num) for num in unused(taken))
     here, there = (at_places(function, moved.innovations(x), x) for x in (short, long))
     at, beyond = ([v.aval.shape for v in x.every] for x in (here, there))
     if len(at) != len(beyond):
@@ -175,9 +175,7 @@ def _cut(moved: Innovated, structure, leaves) -> Cut | None:
 
 
 def _seeing(moved: Innovated) -> tuple[Callable, dict[str, Bones]]:
-    """(the function (e, rest) -> arrays of the observed sites, what else they consist of, which is
-    there once the function was traced).
-    """
+    """(function (e, rest) -> arrays of the observed sites, the rest of them once it is traced)."""
     held: dict[str, Bones] = {}
 
     def arrays(e, rest: Rest):
@@ -195,12 +193,6 @@ def _observations(skeleton: Skeleton, num_e: int, rest: Rest) -> frozenset[int]:
     rows = dict(skeleton.rows)
     numbered = enumerate(sorted(rest.arrays), num_e)
     return frozenset(i for i, p in numbered if p in rows and p not in skeleton.columns)
-
-
-def _unlike(e: dict, leaves) -> list[int]:
-    """Two numbers above two that are no size of anything."""
-    taken = {n for x in (*e.values(), *leaves) for n in x.shape}
-    return list(itertools.islice((n for n in itertools.count(3) if n not in taken), 2))
 
 
 @lru_cache(maxsize=256)

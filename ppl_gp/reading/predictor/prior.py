@@ -2,10 +2,7 @@
 over rows of a model's arguments.
 
 eta_n is computed from z by the arguments of row n alone, so that cov(eta(r), eta(r')) is a function
-of two rows: the sum over the sites of a(r) C a(r')^T, each a part (`predictor_parts`).
-
-The sites that are integrated into a predictor, at rows of a model's arguments: what the
-predictor is made of, their values, and the priors of its GPs.
+of two rows: the sum over the sites of a(r) C a(r')^T, each a part (`parts.py`).
 """
 
 import dataclasses
@@ -138,9 +135,7 @@ class Behind:
         return GP(prior.kernel + more, prior.X, prior.mean_function, jitter[0])
 
     def mean_sites(self) -> dict[str, frozenset[str]]:
-        """{GP site among the integrated: the integrated sites that its prior mean is computed from,
-        through others too}. Abstract.
-        """
+        """{integrated GP site: integrated sites behind its mean, through others too}. Abstract."""
         gps = [k for k, fn in self.fns.items() if isinstance(unwrap(fn), GP)]
 
         def means(e):
@@ -150,9 +145,7 @@ class Behind:
         return sources(means, self.zero)
 
     def seen_directly(self) -> frozenset[str]:
-        """The integrated sites that the observed ones are computed from in other ways than through
-        another integrated site. Abstract.
-        """
+        """The integrated sites that observed ones see, not only through another one. Abstract."""
 
         def likelihoods(values):
             trace = run(self.source, *self.args, {**self.hyper, **values}, values)
@@ -299,9 +292,7 @@ def widest(parts: dict) -> str | None:
 
 
 def side_by_side(parts: dict, levels: str | None) -> Loads:
-    """F of the tables among the parts, the sites in alphabetical order; `levels`: the one by what
-    each row sees of it, where that is known.
-    """
+    """F of the tables, the sites in alphabetical order; `levels` by what each row sees of it."""
     tables: dict[str, Table] = {k: parts[k] for k in sorted(parts) if isinstance(parts[k], Table)}
     most = tables.get(levels) if levels is not None else None
     if levels is None or not isinstance(most, Levels):
@@ -327,14 +318,14 @@ def covariance_of(prior: GP) -> Covariance:
     fewer of them than there are data, and nothing that has one entry per datum; a matrix a function
     where several are independent; else an array, with few columns beside it where there are any.
     """
-    if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
-        F = loads_of(prior)
-        if F.shape[1] < F.shape[0]:
-            return LowRank(F)
-    if isinstance(prior, PredictorGP) and prior.kernel.model.plan.independent:
-        if prior.kernel.functions > 1:
-            return Independent(prior.kernel.separate(prior.X))
-    beside = _asked(prior.kernel, _beside, prior.X) if isinstance(prior, PredictorGP) else None
+    if not isinstance(prior, PredictorGP):
+        return prior.covariance_matrix
+    plan = prior.kernel.model.plan
+    if not plan.axes and (F := loads_of(prior)).shape[1] < F.shape[0]:
+        return LowRank(F)
+    if plan.independent and plan.functions > 1:
+        return Independent(prior.kernel.separate(prior.X))
+    beside = _asked(prior.kernel, _beside, prior.X)
     return prior.covariance_matrix if beside is None else beside
 
 

@@ -53,15 +53,12 @@ def gaussian(fn: Any) -> bool:
     inner = unwrap(fn)
     if kind := next((k for k in _ROOTS if isinstance(inner, k)), None):
         return kind is GP or type(inner).log_prob is kind.log_prob  # a user's class may differ
-    return isinstance(inner, dist.TransformedDistribution) and _is_linear_map(inner)
-
-
-def _is_linear_map(fn: dist.TransformedDistribution) -> bool:
-    base: Any = fn.base_dist
-    if not gaussian(base) or math.prod(base.shape()) > math.prod(fn.shape()):
+    if not isinstance(inner, dist.TransformedDistribution):
         return False
-    found = dependence(_map_of(fn), jnp.zeros(base.shape()))
-    return found == (Dependence.affine,)
+    base: Any = inner.base_dist
+    if not gaussian(base) or math.prod(base.shape()) > math.prod(inner.shape()):
+        return False
+    return dependence(_map_of(inner), jnp.zeros(base.shape())) == (Dependence.affine,)
 
 
 def _map_of(fn: dist.TransformedDistribution) -> Callable[[Array], Array]:

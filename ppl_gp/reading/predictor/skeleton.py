@@ -20,8 +20,7 @@ class Skeleton:
     """The arguments that a model was declared with: paths, shapes and types of arrays, the options.
 
     `rows`: (path, axis of the data) of arrays with one entry per datum, `square` of those with
-    several; `first`: the first entry of
-    each, which a model that checks its arguments has accepted.
+    several; `first`: the first entry of each, which a model that checks its arguments has accepted.
     """
 
     paths: tuple[str, ...]
