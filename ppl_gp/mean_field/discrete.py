@@ -66,8 +66,6 @@ class Discrete(Family):
     element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     categories: tuple[int, ...] = eqx.field(static=True)
     log_probs: Float[Array, "*batch K"]
 
@@ -143,8 +141,6 @@ class Dirichlet(Family):
     has numbers. O(K) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     is_beta: bool = eqx.field(static=True)
     alpha: Float[Array, "*batch K"]
 

@@ -63,8 +63,8 @@ class Rule(eqx.Module):
 class Family(eqx.Module):
     """q of one block of mean field. `batch`: the shape of its independent elements."""
 
-    sites: eqx.AbstractVar[tuple[str, ...]]
-    batch: eqx.AbstractVar[tuple[int, ...]]
+    sites: tuple[str, ...] = eqx.field(static=True)
+    batch: tuple[int, ...] = eqx.field(static=True)
 
     @property
     def name(self) -> str:

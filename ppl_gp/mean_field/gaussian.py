@@ -23,8 +23,6 @@ class Gaussian(Family):
     +- sqrt(D) times a column of the covariance's root, 2 D of them. O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     linear: Float[Array, "*batch D"]  # P m
     precision: Float[Array, "*batch D D"]

@@ -117,8 +117,6 @@ class NormalGamma(Pair):
     t = (w, log w, w m, w m m'). O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     tail: tuple[int, ...] = eqx.field(static=True)
     shape: Float[Array, "*batch"]
     rate: Float[Array, "*batch"]
@@ -205,8 +203,6 @@ class NormalWishart(Pair):
     t = (W, log|W|, W m, m' W m). O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     df: Float[Array, "*batch"]
     rate: Float[Array, "*batch D D"]
     strength: Float[Array, "*batch"]

@@ -74,8 +74,6 @@ class Gamma(Scaled):
     `inverted`. Two nodes; O(1) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     inverted: bool = eqx.field(static=True)
     shape: Float[Array, "*batch"]
     rate: Float[Array, "*batch"]
@@ -163,8 +161,6 @@ class Wishart(Scaled):
     `inverted`. Two nodes; O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     inverted: bool = eqx.field(static=True)
     df: Float[Array, "*batch"]
     rate: Float[Array, "*batch D D"]
