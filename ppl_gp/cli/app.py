@@ -103,9 +103,7 @@ def about(
 
 
 def _keep_compiled() -> None:
-    """A command is a process of its own: the next one finds what this one compiles, where there is
-    a folder for it.
-    """
+    """The next command finds what this process compiles, if there is a folder for it."""
     try:
         cache()
     except DataError as error:
@@ -146,9 +144,7 @@ def check(
     standardise: Standardise = True,
     settings: Setting = [],  # noqa: B006
 ):
-    """Check a model against data and print what was found; exit code 1 where something is not in
-    order.
-    """
+    """Check a model against data and print the findings; exit code 1 if anything is wrong."""
     problem, _ = read_problem(model, data, target, standardise, 0.0, 0, settings)
     found = check_model(problem.model, problem.X, y=problem.y, **problem.kwargs)
     print(found)

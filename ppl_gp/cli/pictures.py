@@ -22,9 +22,7 @@ def write_pictures(
     labels: Sequence[str] | None = None,
     title: str = "",
 ) -> None:
-    """evidence.png, forest.png, calibration.png, and band.png (one input) or surface.png (two,
-    binary observations).
-    """
+    """evidence, forest, calibration; band (one input) or surface (two, binary observations)."""
     for name, figure in _figures(recorder, problem, inputs, labels):
         save_figure(figure, recorder.files.path(name), title)
 
@@ -65,9 +63,7 @@ def write_picture(
     preparation: Preparation,
     along: str | None = None,
 ) -> None:
-    """The fits over one input or two, or a slice along one of several, on the file's own scale, one
-    panel a method.
-    """
+    """The fits over one or two inputs, or a slice along one, in the file's units; a panel each."""
     if along is not None:
         scales = zip(preparation.shift, preparation.scale, strict=True)
         units = dict(zip(preparation.inputs, scales, strict=True))
@@ -88,9 +84,7 @@ def write_picture(
 
 
 def _shown(fits: Mapping[str, Fit], problem: Problem) -> dict:
-    """y with the data, or of two outcomes the function by its name: of a predictor it is more than
-    f.
-    """
+    """Show y with the data; for two outcomes the function by its name, which may be more than f."""
     (site, *_) = next(iter(fits.values())).latent or ("f",)
     return {"observed": not _is_binary(problem), "flabel": site}
 

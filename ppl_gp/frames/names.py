@@ -116,9 +116,7 @@ def plain_numbers(what: str, value: Any) -> Any:
 
 
 def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container[str] = ()):
-    """(args, kwargs); what has the path of one of `tables` is a leaf, also where it is a dictionary
-    of columns.
-    """
+    """(args, kwargs); a dictionary of columns at the path of one of `tables` is a leaf."""
 
     def walk(path, value):
         return plain(path, value) if path in tables else _walk(path, value, plain)
@@ -129,9 +127,7 @@ def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container
 
 
 def _walk(path: str, value: Any, plain: Callable) -> Any:
-    """The same containers with `plain(path, leaf)` in place of each leaf; paths as
-    `reading.arguments.Leaves` has them.
-    """
+    """The same containers, `plain(path, leaf)` for each leaf; paths as in `Leaves`."""
     if type(value) is dict:
         return {k: _walk(f"{path}[{k!r}]", v, plain) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -195,9 +191,7 @@ def settled(path: str, known: ArrayNames, table: Table) -> Table:
 
 
 def require_codes_of(path: str, known: ArrayNames, value: Any) -> None:
-    """Raise `DataError` where an array without names holds no places of labels where the fit had
-    labels.
-    """
+    """Raise `DataError` if an array without names holds other numbers than places of labels."""
     if not any(known.levels) or not (hasattr(value, "__array__") or isinstance(value, list)):
         return
     array = np.asarray(value)

@@ -49,9 +49,7 @@ class Labelled(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A value with names. `parts`: one array or `Labelled` a column of a frame; the one array, or
-    column, of what is none.
-    """
+    """A value with names. `parts`: one array or `Labelled` per column of a frame, else just one."""
 
     parts: list[np.ndarray | Labelled]
     names: ArrayNames
@@ -71,9 +69,8 @@ class Table(NamedTuple):
 
 
 def codes(where: str, column: Labelled, levels: tuple[str, ...]) -> np.ndarray:
-    """(N,) the place of each label in `levels`. Raises `DataError` for labels that are not there.
-
-    The labels are looked up, and the rows follow by one gather.
+    """(N,) the place of each label in `levels`: labels are looked up, rows follow by one gather.
+    Raises `DataError` for labels that are not there.
     """
     place = {label: i for i, label in enumerate(levels)}
     table = np.array([place.get(label, -1) for label in column.labels], int)
@@ -265,9 +262,7 @@ def _labels_of_array(path: str, values: np.ndarray) -> Labelled:
 
 
 def require_no_numbers(where: str, labels: list[str]) -> None:
-    """Raise `DataError` where text could be numbers that were read as text: which is meant cannot
-    be known.
-    """
+    """Raise `DataError` for numbers that were read as text: it may be meant either way."""
     if labels and all(map(reads_as_float, labels)):
         raise DataError(
             f"{where} holds numbers written as text ({labels[:3]}); convert it to numbers "

@@ -102,9 +102,7 @@ class Run(NamedTuple):
     checkpoints: Checkpoints | None
 
     def from_start(self, q: list[Family], progress: bool) -> Reached:
-        """From q, or from the newest checkpoint. Batches that are read but once are held to the
-        proof as they come.
-        """
+        """From q, or from the newest checkpoint."""
         reached, shared = Reached(q, np.zeros(0)), self.problem.structure.shared()
         if self.checkpoints is not None:
             kept, bounds = self.checkpoints.restore([q[j] for j in shared])
@@ -121,7 +119,7 @@ class Run(NamedTuple):
             self.checkpoints.save(kept, reached.bounds, len(reached.bounds), last)
 
     def _stages(self, reached: Reached) -> Iterator[Stage[Reached]]:
-        """One step after another, up to a batch that cannot be used."""
+        """Step by step, up to a batch that cannot be used; batches read once are proved here."""
         done, most = len(reached.bounds), self.method.max_steps
         yield Stage(reached, done, "compiling", keep=done > 0)
         for rows in islice(usable(self.problem.source, done), most - done):

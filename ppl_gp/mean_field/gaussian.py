@@ -54,9 +54,7 @@ class Gaussian(Family):
         return 0.5 * (elements * (1.0 + LOG_2PI) - jnp.sum(log_det(self.precision)))
 
     def distributions(self):
-        """`Normal` of a site without event axes where values are apart, `MultivariateNormal` of one
-        with one, else `GaussianArray`.
-        """
+        """`Normal` for single values, `MultivariateNormal` for vectors, else `GaussianArray`."""
         mean, covariance = self.coordinates()
         found = {}
         for site, shape, part in self._parts():

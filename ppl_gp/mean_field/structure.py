@@ -244,9 +244,7 @@ _SURE = 0.9  # of a label that a start gives
 def start_of(
     init: Mapping[str, Any] | None, structure: Structure, trace: dict, key
 ) -> list[Family]:
-    """A first q of every block: values of `init` where given, else draws of the prior by this key,
-    and labels by k-means++.
-    """
+    """A first q of every block: from `init`, else draws of the prior, and labels by k-means++."""
     joint, rng = structure.joint, np.random.default_rng(number_of(key))
     drawn = bare_trace(joint.model, joint.args, joint.kwargs, key=key)
     prior = {k: {**trace[k], "value": drawn[k]["value"]} for k in joint.latents}
@@ -336,9 +334,7 @@ def _labels(family: Discrete, rows: np.ndarray | None, rng) -> Family:
 
 
 def _plus_plus(rows: np.ndarray, K: int, rng) -> np.ndarray:
-    """K rows, each drawn in proportion to its squared distance from those before (Arthur &
-    Vassilvitskii 2007).
-    """
+    """k-means++ (Arthur & Vassilvitskii 2007): K rows, drawn by squared distance from others."""
     found = [rows[rng.integers(len(rows))]]
     while len(found) < K:
         near = np.min(cdist(rows, found, "sqeuclidean"), 1)

@@ -101,9 +101,7 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
 
 
 def plot_evidence(comparison: "Comparison") -> "Figure":
-    """Each method's log evidence or bound beside the importance-sampled truth at the same
-    hyperparameters (+-2 s.e.).
-    """
+    """Each method's log evidence or bound, and the importance-sampled truth there (+-2 s.e.)."""
     rows = [row for row in comparison.table if row["log_evidence"] is not None]
     if not rows:
         raise DataError(

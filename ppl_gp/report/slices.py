@@ -55,9 +55,8 @@ def inputs_in_columns(
     fit: Record, X: Any, units: Mapping[Any, tuple[float, float]] | None = None
 ) -> list[panels.Column]:
     """Inputs by the names of the fit, else by their own, else called x0, x1, ... `units`: {column:
-    (shift, scale)} of columns that hold (value - shift) / scale.
-
-    Raises `DataError` where they are no table of rows and columns, and for units of others.
+    (shift, scale)} of columns that hold (value - shift) / scale. Raises `DataError` if they are not
+    a table of rows and columns, and for units of other columns.
     """
     first = argument_names(fit.model, 1)[0]
     own = arrays([first], (X,), {})[2].get(first)

@@ -53,9 +53,7 @@ class GPEstimator(BaseEstimator, abc.ABC):
         """The method of up to `DENSE_ROWS` rows where none is given."""
 
     def get_params(self, deep=True):
-        """{name: value} of the parameters; `deep`: with the method's own settings,
-        `method__max_steps`, `method__hyper__restarts` ...
-        """
+        """{name: value}; `deep`: with the method's settings, such as `method__hyper__restarts`."""
         own = super().get_params(deep)
         return {**own, **settings(own[_METHOD], _METHOD)} if deep else own
 
@@ -132,9 +130,7 @@ class GPEstimator(BaseEstimator, abc.ABC):
 
 
 def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
-    """Raise `DataError` for a model that is no function of X and y, and for `arguments` that it
-    does not take.
-    """
+    """Raise `DataError` for a model that is not a function of X and y, or lacks `arguments`."""
     if not callable(model):
         raise DataError(f"{estimator}(model={model!r}): give a function model(X, y=None, ...).")
     if arguments is not None and not isinstance(arguments, Mapping):
@@ -170,9 +166,7 @@ def require_none_of_rows(estimator: str, fit: Fit, arguments: Mapping | None) ->
 
 
 def settings(value: Any, name: str) -> dict[str, Any]:
-    """{name of a setting, `name` and its path in front: value} of a configuration; empty for what
-    is none.
-    """
+    """{name__path: value} of the settings of a configuration, and of those inside of it."""
     found = {}
     for field in _fields(value):
         inner = name + _BETWEEN + field
