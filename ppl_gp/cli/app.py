@@ -84,11 +84,10 @@ Setting = Annotated[
 ]
 
 
-def _tell_version(asked: bool) -> bool:
+def _tell_version(asked: bool) -> None:
     if asked:
         print(f"ppl-gp {__version__}")
         raise typer.Exit()
-    return asked
 
 
 @app.callback()
@@ -206,13 +205,7 @@ def predict(
         raise DataError(f"--fit {saved} is no file; give METHOD.fit as `ppl-gp fit` wrote it.")
     preparation = Preparation.load(saved.parent / "preparation.json")
     fitted, columns = load(saved, load_model(model)), read_table(data)
-    if preparation.digest and preparation.digest not in map(digest, fitted.args[:1]):
-        raise DataError(
-            f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells "
-            "of (a later run wrote to the same folder?); fit again, each data set into a folder "
-            "of its own."
-        )
-    require_same_labels(saved, fitted, preparation)
+    require_same_run(saved, fitted, preparation)
     X = preparation.X(columns)
     found = fitted.predict(X)
     if not (isinstance(found.mean, dict) or is_classification(found)):
@@ -291,17 +284,18 @@ def _repository_model() -> str:
     return f"{path}:binary"
 
 
-def require_same_labels(saved: Path, fit: Fit, preparation: Preparation) -> None:
-    """Raise `DataError` if a fit's columns or levels differ from its folder's preparation."""
-    given = preparation.names(argument_names(fit.model, 1)[0]).arguments
-    known = dict(fit.names.arguments)
-    for name, now in given:
-        if (then := known.get(name)) and (then.columns, then.levels) != (now.columns, now.levels):
+def require_same_run(saved: Path, fit: Fit, preparation: Preparation) -> None:
+    """Raise `DataError` if a fit has other inputs or labels than its folder's preparation."""
+    kept = saved.parent / "preparation.json"
+    remedy = "(a later run wrote to the same folder?); fit again, each data set into a folder of its own."
+    if preparation.digest and preparation.digest not in map(digest, fit.args[:1]):
+        raise DataError(f"{saved} was fitted to other inputs than {kept} lists {remedy}")
+    for name, now in preparation.names(argument_names(fit.model, 1)[0]).items():
+        then = fit.names.get(name)
+        if then and (then.columns, then.levels) != (now.columns, now.levels):
             raise DataError(
                 f"{saved} was fitted to {then.columns} with the labels {list(then.levels)}, and "
-                f"{saved.parent / 'preparation.json'} has {now.columns} with "
-                f"{list(now.levels)} (a later run wrote to the same folder?); fit again, each data "
-                "set into a folder of its own."
+                f"{kept} has {now.columns} with {list(now.levels)} {remedy}"
             )
 
 
@@ -319,10 +313,10 @@ def write_predictions(
             "the model has several GP or observed sites; predict from Python: "
             "pg.load(...).predict(X_new)."
         )
-    table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
-    if is_classification(prediction) and np.ndim(prediction.f_mean) > 1:
-        table = {}  # a function for each class, of which only differences are known
-    if is_classification(prediction):
+    table, classes = {}, is_classification(prediction)
+    if not classes or np.ndim(prediction.f_mean) < 2:  # else only differences of f are known
+        table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
+    if classes:
         probs = outcome_probabilities(prediction)
         labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
         if len(labels) != probs.shape[1]:

@@ -97,23 +97,19 @@ def run_demo(
     model: Callable, out: Path, names: list[str], effort: Effort, num_train: int, seed: int
 ) -> int:
     """Fit, compare, draw and explain for each data set, in a folder of its own; the exit code."""
-    written = Files(out)
+    written, how = Files(out), (effort, num_train, seed)
     for load in DATA_SETS:
-        outcome = _one(model, load(seed), written, names, effort, num_train, seed)
+        data = load(seed)
+        files = Files(out / data.name)
+        outcome = _compare(model, data, files, names, *how)
+        if not outcome.exit_code:
+            outcome = _picture(model, data, files, *how)
+        written.written += files.written
         if outcome.exit_code:
             break
     print("Files:")
     written.tell()
     return outcome.exit_code
-
-
-def _one(model, data: DataSet, written: Files, names, effort: Effort, num_train, seed) -> Outcome:
-    files = Files(written.out / data.name)
-    outcome = _compare(model, data, files, names, effort, num_train, seed)
-    if not outcome.exit_code:
-        outcome = _picture(model, data, files, effort, num_train, seed)
-    written.written += files.written
-    return outcome
 
 
 def _compare(model, data: DataSet, files: Files, names, effort: Effort, num_train, seed) -> Outcome:
@@ -168,9 +164,7 @@ def _lengthscales(problem: Problem, effort: Effort, seed: int) -> dict[str, bool
     return {"ard": bool(ard)}
 
 
-def _picture(
-    model, data: DataSet, files: Files, effort: Effort, num_train: int, seed: int
-) -> Outcome:
+def _picture(model, data: DataSet, files: Files, effort: Effort, num_train, seed) -> Outcome:
     """surface.png: p(y = 1) over two principal components, of the first few training rows."""
     X = principal_components(standardised(data.X, num_train), NUM_COMPONENTS, num_train)
     problem = _split(model, X, data, min(PICTURE_ROWS, num_train))

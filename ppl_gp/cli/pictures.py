@@ -64,22 +64,17 @@ def write_picture(
     along: str | None = None,
 ) -> None:
     """The fits over one or two inputs, or a slice along one, in the file's units; a panel each."""
+    X, y, kwargs, one = problem.X, problem.y, problem.kwargs, problem.X.shape[1] == 1
+    scales = list(zip(preparation.shift, preparation.scale, strict=True))
+    how = _shown(fits, problem) if along is not None or one else {}
     if along is not None:
-        scales = zip(preparation.shift, preparation.scale, strict=True)
         units = dict(zip(preparation.inputs, scales, strict=True))
-        X, y = problem.X, problem.y
-        how = _shown(fits, problem)
-        figure = plot_slice(fits, X, y, along=along, units=units, **how, **problem.kwargs)
-        save_figure(figure, path)
-        return
-    one = problem.X.shape[1] == 1
-    draw, how = (plots.plot_band, _shown(fits, problem)) if one else (plots.plot_surface, {})
-    figure = draw(fits, problem.X, problem.y, **how, **problem.kwargs)
-    for ax in figure.axes[: len(fits)]:
-        for axis, shift, scale in zip(
-            (ax.xaxis, ax.yaxis), preparation.shift, preparation.scale, strict=False
-        ):
-            axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
+        figure = plot_slice(fits, X, y, along=along, units=units, **how, **kwargs)
+    else:
+        figure = (plots.plot_band if one else plots.plot_surface)(fits, X, y, **how, **kwargs)
+        for ax in figure.axes[: len(fits)]:
+            for axis, (shift, scale) in zip((ax.xaxis, ax.yaxis), scales, strict=False):
+                axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
     save_figure(figure, path)
 
 

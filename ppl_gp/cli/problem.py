@@ -183,12 +183,9 @@ def _require_option(text: str, name: str, model: Callable) -> None:
     parameters = list(parameters_of(model).values())[1:]  # the first takes the inputs
     if not parameters_of(model):  # a callable that does not tell
         return
-    named = [
-        p.name
-        for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "y"
-    ]
+    by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [k for k in by_name if k != "y"]
     if name not in named and not (anything and name != "y"):
         raise DataError(f"--set {text}: the model has no option '{name}'; it has {named}.")
 
@@ -219,10 +216,7 @@ def load_model(location: str) -> Callable:
     sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever a user's file raises becomes one line that names it
+    except (Exception, SystemExit) as error:  # one line that names the user's file
         raise ModelError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
     model = getattr(module, name, None)
     if not callable(model):
