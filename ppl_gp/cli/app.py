@@ -287,7 +287,7 @@ def _repository_model() -> str:
 def require_same_run(saved: Path, fit: Fit, preparation: Preparation) -> None:
     """Raise `DataError` if a fit has other inputs or labels than its folder's preparation."""
     kept = saved.parent / "preparation.json"
-    remedy = "(a later run wrote to the same folder?); fit again, each data set into a folder of its own."
+    remedy = "(did a later run write there?); fit again, each data set into a folder of its own."
     if preparation.digest and preparation.digest not in map(digest, fit.args[:1]):
         raise DataError(f"{saved} was fitted to other inputs than {kept} lists {remedy}")
     for name, now in preparation.names(argument_names(fit.model, 1)[0]).items():
