@@ -94,10 +94,6 @@ def draw_classes(ax, x, probs, data_x, y, levels=None, marker=""):
     ax.set_yticks(np.linspace(0.0, 1.0, 6))
 
 
-def draw_points(ax, x, y, label="data"):
-    ax.plot(x, y, "o", color=CLASS_COLOURS[0], markersize=3, alpha=0.7, label=label)
-
-
 def draw_rug(ax, x, y, levels=None):
     """Where the data are along x, by class where y is 0 or 1; `levels`: what these are called."""
     called = levels if levels and len(levels) == 2 else ("y = 0", "y = 1")

@@ -54,10 +54,9 @@ def plot_band(
     if isinstance(given, np.ndarray):
         given = given.reshape(-1, *trained[1:])
     X_new = np.asarray(by_names(first, given, (), {})[0])
-    what = (data.response or "y") if observed else flabel
     along = panels.Column(X_new.ravel(), xlabel or (data.columns or ("x",))[0])
     cut = {"mean": Slice(X_new, along, {}, frozenset())}
-    figure, axes = draw_slices(fits, cut, X[:, 0], data, what, observed, kwargs)
+    figure, axes = draw_slices(fits, cut, X[:, 0], data, flabel, observed, kwargs)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
 
