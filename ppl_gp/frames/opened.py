@@ -51,18 +51,22 @@ class Labelled(NamedTuple):
 class Table(NamedTuple):
     """A value with names. `parts`: one array or `Labelled` per column of a frame, else just one."""
 
+    what: str  # messages call it
     parts: list[np.ndarray | Labelled]
     names: ArrayNames
     is_frame: bool
 
-    def array(self, path: str, levels: tuple[tuple[str, ...] | None, ...]) -> np.ndarray:
-        """(N, D) of a frame, else as it is, labels as their places in `levels`. Columns of several
-        types have the type that holds them all (integers beside floats: floats).
+    def place(self, column: int) -> str:
+        """What messages call a column."""
+        return f"{self.what}{self.names.place(column)}"
+
+    def array(self, levels: tuple[tuple[str, ...] | None, ...] = ()) -> np.ndarray:
+        """(N, D) of a frame, else as it is, labels as their places in `levels`, or in its own.
+        Columns of several types have the type that holds them all (of integers and floats: floats).
         """
+        levels = levels or self.names.levels
         columns = [
-            codes(f"{path}{self.names.place(j)}", part, levels[j] or ())
-            if isinstance(part, Labelled)
-            else part
+            codes(self.place(j), part, levels[j] or ()) if isinstance(part, Labelled) else part
             for j, part in enumerate(self.parts)
         ]
         return np.stack(columns, 1) if self.is_frame else columns[0]
@@ -155,7 +159,7 @@ def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:
     rows, at = _rows(nw.maybe_get_index(found)), ArrayNames(named)
     parts = [_part(f"{path}{at.place(j)}", c, rows) for j, c in enumerate(columns)]
     levels = tuple(p.labels if isinstance(p, Labelled) else None for p in parts)
-    return Table(parts, ArrayNames(named, levels, rows), is_frame)
+    return Table(path, parts, ArrayNames(named, levels, rows), is_frame)
 
 
 def _names(names: list, is_frame: bool) -> tuple[str, ...] | None:
@@ -229,11 +233,10 @@ def open_labelled(path: str, value: Any) -> Table | None:
         return None
     values, dims = np.asarray(value.values), tuple(map(str, value.dims))
     rows = None if (labels := _coordinate(value, 0)) is None else row_labels(labels)
-    names = ArrayNames(_columns(path, value), (), rows, dims or None)
-    if values.dtype.kind in "biufc":
-        return Table([values], names, False)
-    part = _labels_of_array(path, values)
-    return Table([part], ArrayNames(None, (part.labels,), names.rows, names.dims), False)
+    columns = _columns(path, value)
+    part = values if values.dtype.kind in "biufc" else _labels_of_array(path, values)
+    levels = (part.labels,) if isinstance(part, Labelled) else ()
+    return Table(path, [part], ArrayNames(columns, levels, rows, dims or None), False)
 
 
 def _coordinate(value, axis: int) -> list | None:
