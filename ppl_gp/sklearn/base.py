@@ -31,12 +31,7 @@ _BETWEEN = "__"
 
 
 class GPEstimator(BaseEstimator, abc.ABC):
-    """A declared model and a method behind scikit-learn's verbs. Stores its parameters untouched.
-
-    Fitted: `fit_result_`, the `Fit`, with all of its verbs; `model_`, the function that was fitted;
-    `log_evidence_`, nats, `None` where hyperparameters are sampled; `hyper_`, {site: array};
-    `n_features_in_`, `feature_names_in_`.
-    """
+    """A model and a method behind scikit-learn's verbs. Parameters are stored untouched."""
 
     def __init__(self, model=None, method=None, arguments=None, random_state=None):
         self.model = model
