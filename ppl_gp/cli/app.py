@@ -300,6 +300,7 @@ def require_same_run(saved: Path, fit: Fit, preparation: Preparation) -> None:
 
 
 LEVELS = (0.05, 0.5, 0.95)
+_FROM_PYTHON = "predict from Python: pg.load(...).predict(X_new)."
 
 
 def write_predictions(
@@ -309,10 +310,7 @@ def write_predictions(
     deviation of f; p(y = k) for each label, else mean, sd and `LEVELS` quantiles of y.
     """
     if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
-        raise ModelError(
-            "the model has several GP or observed sites; predict from Python: "
-            "pg.load(...).predict(X_new)."
-        )
+        raise ModelError(f"the model has several GP or observed sites; {_FROM_PYTHON}")
     table, classes = {}, is_classification(prediction)
     if not classes or np.ndim(prediction.f_mean) < 2:  # else only differences of f are known
         table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
@@ -321,8 +319,7 @@ def write_predictions(
         labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
         if len(labels) != probs.shape[1]:
             raise DataError(
-                f"the fit has {probs.shape[1]} outcomes, and its preparation.json the labels "
-                f"{labels}."
+                f"the fit has {probs.shape[1]} outcomes, and preparation.json the labels {labels}."
             )
         table |= {f"p({label})": probs[:, k] for k, label in enumerate(labels)}
     elif prediction.mean is not None:
@@ -332,10 +329,7 @@ def write_predictions(
         table |= {f"y_{level:g}": ends[i] for i, level in enumerate(LEVELS)}
     found = {name: np.asarray(column) for name, column in table.items()}
     if several := {name: column.shape for name, column in found.items() if column.ndim != 1}:
-        raise ModelError(
-            f"a row has several values of {several}; predict from Python: "
-            "pg.load(...).predict(X_new)."
-        )
+        raise ModelError(f"a row has several values of {several}; {_FROM_PYTHON}")
     taken = {*found, "row"}
     cells = {f"{k} (input)" if k in taken else k: columns.cells(k) for k in preparation.inputs}
     whole = {"row": range(1, len(columns.rows) + 1), **cells}

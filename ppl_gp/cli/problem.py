@@ -93,8 +93,7 @@ def _split(num: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.nd
     num_test = round(test_fraction * num)
     if test_fraction > 0 and not 0 < num_test < num:
         raise DataError(
-            f"--test-fraction {test_fraction} of {num} rows leaves {num_test} for testing; give "
-            "another."
+            f"--test-fraction {test_fraction} leaves {num_test} of {num} rows for tests; change it."
         )
     return order[:num_test], np.sort(order[num_test:])
 

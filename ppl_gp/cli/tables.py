@@ -51,8 +51,8 @@ class Columns(NamedTuple):
         where = [i for i, other in enumerate(self.names) if other == name]
         if len(where) > 1:
             raise DataError(
-                f"{self.header}: the columns {[i + 1 for i in where]} are all "
-                f"named '{name}'; rename or remove them."
+                f"{self.header}: the columns {[i + 1 for i in where]} are all named '{name}'; "
+                "rename or remove them."
             )
         return [row[where[0]] for row in self.rows]
 

@@ -173,10 +173,8 @@ def require_kinds(known: ArrayNames, table: Table) -> None:
     for j, part in enumerate(table.parts):
         where, levels = table.place(j), known.level(j)
         if isinstance(part, Labelled) and levels is None:
-            raise DataError(
-                f"{where} holds labels, and the fit was made with numbers there: labels have no "
-                "integers. Give numbers, or fit with the labels."
-            )
+            told = "labels have no integers. Give numbers, or fit with the labels."
+            raise DataError(f"{where} holds labels, and the fit was made with numbers: {told}")
         if levels is not None and not isinstance(part, Labelled):
             if table.names.columns or table.names.dims is None:
                 raise DataError(

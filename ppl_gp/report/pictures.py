@@ -83,10 +83,8 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
     for name, ax in axes.items():
         probs = np.asarray(fits[name].predict(grid, **kwargs).probs)
         if probs.shape != (len(grid),):
-            raise DataError(
-                f"plot_surface shows p(y = 1) of binary observations; '{name}' predicts shape "
-                f"{probs.shape}."
-            )
+            told = f"'{name}' predicts shape {probs.shape}."
+            raise DataError(f"plot_surface shows p(y = 1) of binary observations; {told}")
         shown = (*sides, probs.reshape(num, num))
         surface = ax.contourf(*shown, np.linspace(0, 1, 11), cmap="PuOr_r", alpha=0.8)
         ax.contour(*shown, [0.5], colors="black", linewidths=1.2)
@@ -277,8 +275,7 @@ def _curve(fit: Fit, X_test, y_test, args, kwargs) -> _Curve:
         curve = scores.reliability(prediction, y)
     elif found is None:
         raise DataError(
-            "plot_calibration shows one observed site of numbers or classes; the model "
-            "observes vectors or several sites."
+            "plot_calibration shows one site of numbers or classes, not vectors or several sites."
         )
     else:
         words = ("nominal coverage", "observed coverage")

@@ -171,10 +171,8 @@ def draw_slices(
             if ends is not None:
                 _draw(ax, cut, mean, ends, label, i, len(slices))
             elif len(slices) > 1:
-                raise DataError(
-                    f"at asks for the lines {list(slices)}, and classes have a line each; give one "
-                    "value per column."
-                )
+                told = "classes have a line each; give one value per column."
+                raise DataError(f"at asks for the lines {list(slices)}, and {told}")
         if ends is None:
             mark = "o" if cut.along.labels else ""
             panels.draw_classes(ax, cut.along.values, mean, x, data.y, data.levels, mark)

@@ -146,8 +146,7 @@ def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
     unknown = [k for k in arguments or () if k not in own and (k == "y" or not anything)]
     if unknown:
         raise DataError(
-            f"{estimator}(arguments=...): {unknown} are no arguments of the model beside X and y; "
-            f"it has {own}."
+            f"{estimator}(arguments=...): {unknown} are no arguments of the model; it has {own}."
         )
 
 

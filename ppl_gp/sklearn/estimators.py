@@ -151,8 +151,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(
-                f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}; give rows of "
-                "two classes or more."
+                f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}; give another."
             )
         return self._infer(np.asarray(X), codes)
 
