@@ -84,11 +84,10 @@ Setting = Annotated[
 ]
 
 
-def _tell_version(asked: bool) -> bool:
+def _tell_version(asked: bool) -> None:
     if asked:
         print(f"ppl-gp {__version__}")
         raise typer.Exit()
-    return asked
 
 
 @app.callback()
@@ -103,9 +102,7 @@ def about(
 
 
 def _keep_compiled() -> None:
-    """A command is a process of its own: the next one finds what this one compiles, where there is
-    a folder for it.
-    """
+    """The next command finds what this process compiles, if there is a folder for it."""
     try:
         cache()
     except DataError as error:
@@ -146,9 +143,7 @@ def check(
     standardise: Standardise = True,
     settings: Setting = [],  # noqa: B006
 ):
-    """Check a model against data and print what was found; exit code 1 where something is not in
-    order.
-    """
+    """Check a model against data and print the findings; exit code 1 if anything is wrong."""
     problem, _ = read_problem(model, data, target, standardise, 0.0, 0, settings)
     found = check_model(problem.model, problem.X, y=problem.y, **problem.kwargs)
     print(found)
@@ -210,13 +205,7 @@ def predict(
         raise DataError(f"--fit {saved} is no file; give METHOD.fit as `ppl-gp fit` wrote it.")
     preparation = Preparation.load(saved.parent / "preparation.json")
     fitted, columns = load(saved, load_model(model)), read_table(data)
-    if preparation.digest and preparation.digest not in map(digest, fitted.args[:1]):
-        raise DataError(
-            f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells "
-            "of (a later run wrote to the same folder?); fit again, each data set into a folder "
-            "of its own."
-        )
-    require_same_labels(saved, fitted, preparation)
+    require_same_run(saved, fitted, preparation)
     X = preparation.X(columns)
     found = fitted.predict(X)
     if not (isinstance(found.mean, dict) or is_classification(found)):
@@ -295,21 +284,23 @@ def _repository_model() -> str:
     return f"{path}:binary"
 
 
-def require_same_labels(saved: Path, fit: Fit, preparation: Preparation) -> None:
-    """Raise `DataError` if a fit's columns or levels differ from its folder's preparation."""
-    given = preparation.names(argument_names(fit.model, 1)[0]).arguments
-    known = dict(fit.names.arguments)
-    for name, now in given:
-        if (then := known.get(name)) and (then.columns, then.levels) != (now.columns, now.levels):
+def require_same_run(saved: Path, fit: Fit, preparation: Preparation) -> None:
+    """Raise `DataError` if a fit has other inputs or labels than its folder's preparation."""
+    kept = saved.parent / "preparation.json"
+    remedy = "(did a later run write there?); fit again, each data set into a folder of its own."
+    if preparation.digest and preparation.digest not in map(digest, fit.args[:1]):
+        raise DataError(f"{saved} was fitted to other inputs than {kept} lists {remedy}")
+    for name, now in preparation.names(argument_names(fit.model, 1)[0]).items():
+        then = fit.names.get(name)
+        if then and (then.columns, then.levels) != (now.columns, now.levels):
             raise DataError(
                 f"{saved} was fitted to {then.columns} with the labels {list(then.levels)}, and "
-                f"{saved.parent / 'preparation.json'} has {now.columns} with "
-                f"{list(now.levels)} (a later run wrote to the same folder?); fit again, each data "
-                "set into a folder of its own."
+                f"{kept} has {now.columns} with {list(now.levels)} {remedy}"
             )
 
 
 LEVELS = (0.05, 0.5, 0.95)
+_FROM_PYTHON = "predict from Python: pg.load(...).predict(X_new)."
 
 
 def write_predictions(
@@ -319,20 +310,16 @@ def write_predictions(
     deviation of f; p(y = k) for each label, else mean, sd and `LEVELS` quantiles of y.
     """
     if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
-        raise ModelError(
-            "the model has several GP or observed sites; predict from Python: "
-            "pg.load(...).predict(X_new)."
-        )
-    table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
-    if is_classification(prediction) and np.ndim(prediction.f_mean) > 1:
-        table = {}  # a function for each class, of which only differences are known
-    if is_classification(prediction):
+        raise ModelError(f"the model has several GP or observed sites; {_FROM_PYTHON}")
+    table, classes = {}, is_classification(prediction)
+    if not classes or np.ndim(prediction.f_mean) < 2:  # else only differences of f are known
+        table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
+    if classes:
         probs = outcome_probabilities(prediction)
         labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
         if len(labels) != probs.shape[1]:
             raise DataError(
-                f"the fit has {probs.shape[1]} outcomes, and its preparation.json the labels "
-                f"{labels}."
+                f"the fit has {probs.shape[1]} outcomes, and preparation.json the labels {labels}."
             )
         table |= {f"p({label})": probs[:, k] for k, label in enumerate(labels)}
     elif prediction.mean is not None:
@@ -342,10 +329,7 @@ def write_predictions(
         table |= {f"y_{level:g}": ends[i] for i, level in enumerate(LEVELS)}
     found = {name: np.asarray(column) for name, column in table.items()}
     if several := {name: column.shape for name, column in found.items() if column.ndim != 1}:
-        raise ModelError(
-            f"a row has several values of {several}; predict from Python: "
-            "pg.load(...).predict(X_new)."
-        )
+        raise ModelError(f"a row has several values of {several}; {_FROM_PYTHON}")
     taken = {*found, "row"}
     cells = {f"{k} (input)" if k in taken else k: columns.cells(k) for k in preparation.inputs}
     whole = {"row": range(1, len(columns.rows) + 1), **cells}

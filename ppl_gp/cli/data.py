@@ -20,9 +20,7 @@ _EXACT = 2.0**53  # integers below are exact in float64
 
 @dataclasses.dataclass
 class Preparation:
-    """How a file's columns become X and y: kept beside the fits, so that new data are treated
-    alike.
-    """
+    """How a file's columns become X and y; kept beside the fits, to treat new data alike."""
 
     target: str
     inputs: list[str]
@@ -208,9 +206,7 @@ def _labels(columns: Columns, found: Preparation, outcomes) -> list[str] | None:
 
 
 def _words(columns: Columns, name: str, else_: str = "") -> bool:
-    """Whether a column holds words rather than numbers; `DataError` where it has both, or a cell
-    that is neither.
-    """
+    """Whether a column holds words, not numbers; `DataError` for cells of both, or of neither."""
     cells = columns.cells(name)
     for i, cell in enumerate(cells):
         if advice := remedy(cell):

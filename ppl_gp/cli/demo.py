@@ -75,18 +75,14 @@ def _loaded(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def standardised(X, num_train: int) -> np.ndarray:
-    """Columns (N, D) with mean 0 and standard deviation 1 in the first `num_train` rows; those
-    constant there are left out.
-    """
+    """Columns (N, D) with mean 0 and sd 1 in the first `num_train` rows, without constant ones."""
     train = X[:num_train]
     varies = train.max(0) > train.min(0)
     return ((X - train.mean(0)) / np.where(varies, train.std(0), 1.0))[:, varies]
 
 
 def principal_components(X, num: int, num_train: int) -> np.ndarray:
-    """The first components of all rows, found and scaled on the first `num_train`; signs made
-    definite.
-    """
+    """The first components of all rows, found and scaled on `num_train` rows, with fixed signs."""
     mean = X[:num_train].mean(0)
     _, _, axes = np.linalg.svd(X[:num_train] - mean, full_matrices=False)
     axes = axes[:num] * np.sign(axes[:num, np.argmax(np.abs(axes[:num]), 1)].diagonal())[:, None]
@@ -101,9 +97,14 @@ def run_demo(
     model: Callable, out: Path, names: list[str], effort: Effort, num_train: int, seed: int
 ) -> int:
     """Fit, compare, draw and explain for each data set, in a folder of its own; the exit code."""
-    written = Files(out)
+    written, how = Files(out), (effort, num_train, seed)
     for load in DATA_SETS:
-        outcome = _one(model, load(seed), written, names, effort, num_train, seed)
+        data = load(seed)
+        files = Files(out / data.name)
+        outcome = _compare(model, data, files, names, *how)
+        if not outcome.exit_code:
+            outcome = _picture(model, data, files, *how)
+        written.written += files.written
         if outcome.exit_code:
             break
     print("Files:")
@@ -111,19 +112,8 @@ def run_demo(
     return outcome.exit_code
 
 
-def _one(model, data: DataSet, written: Files, names, effort: Effort, num_train, seed) -> Outcome:
-    files = Files(written.out / data.name)
-    outcome = _compare(model, data, files, names, effort, num_train, seed)
-    if not outcome.exit_code:
-        outcome = _picture(model, data, files, effort, num_train, seed)
-    written.written += files.written
-    return outcome
-
-
 def _compare(model, data: DataSet, files: Files, names, effort: Effort, num_train, seed) -> Outcome:
-    """All columns, and all rows that are not for training as test rows: the table, what it says,
-    and its pictures.
-    """
+    """Fit all columns; score and draw on all rows that are not for training."""
     X = standardised(data.X, num_train)
     problem = _split(model, X, data, num_train)
     print(
@@ -174,12 +164,8 @@ def _lengthscales(problem: Problem, effort: Effort, seed: int) -> dict[str, bool
     return {"ard": bool(ard)}
 
 
-def _picture(
-    model, data: DataSet, files: Files, effort: Effort, num_train: int, seed: int
-) -> Outcome:
-    """Two principal components, found on the training rows, of the first few of them: surface.png,
-    where p(y = 1) can be seen.
-    """
+def _picture(model, data: DataSet, files: Files, effort: Effort, num_train, seed) -> Outcome:
+    """surface.png: p(y = 1) over two principal components, of the first few training rows."""
     X = principal_components(standardised(data.X, num_train), NUM_COMPONENTS, num_train)
     problem = _split(model, X, data, min(PICTURE_ROWS, num_train))
     say(

@@ -22,9 +22,7 @@ def write_pictures(
     labels: Sequence[str] | None = None,
     title: str = "",
 ) -> None:
-    """evidence.png, forest.png, calibration.png, and band.png (one input) or surface.png (two,
-    binary observations).
-    """
+    """evidence, forest, calibration; band (one input) or surface (two, binary observations)."""
     for name, figure in _figures(recorder, problem, inputs, labels):
         save_figure(figure, recorder.files.path(name), title)
 
@@ -65,32 +63,23 @@ def write_picture(
     preparation: Preparation,
     along: str | None = None,
 ) -> None:
-    """The fits over one input or two, or a slice along one of several, on the file's own scale, one
-    panel a method.
-    """
+    """The fits over one or two inputs, or a slice along one, in the file's units; a panel each."""
+    X, y, kwargs, one = problem.X, problem.y, problem.kwargs, problem.X.shape[1] == 1
+    scales = list(zip(preparation.shift, preparation.scale, strict=True))
+    how = _shown(fits, problem) if along is not None or one else {}
     if along is not None:
-        scales = zip(preparation.shift, preparation.scale, strict=True)
         units = dict(zip(preparation.inputs, scales, strict=True))
-        X, y = problem.X, problem.y
-        how = _shown(fits, problem)
-        figure = plot_slice(fits, X, y, along=along, units=units, **how, **problem.kwargs)
-        save_figure(figure, path)
-        return
-    one = problem.X.shape[1] == 1
-    draw, how = (plots.plot_band, _shown(fits, problem)) if one else (plots.plot_surface, {})
-    figure = draw(fits, problem.X, problem.y, **how, **problem.kwargs)
-    for ax in figure.axes[: len(fits)]:
-        for axis, shift, scale in zip(
-            (ax.xaxis, ax.yaxis), preparation.shift, preparation.scale, strict=False
-        ):
-            axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
+        figure = plot_slice(fits, X, y, along=along, units=units, **how, **kwargs)
+    else:
+        figure = (plots.plot_band if one else plots.plot_surface)(fits, X, y, **how, **kwargs)
+        for ax in figure.axes[: len(fits)]:
+            for axis, (shift, scale) in zip((ax.xaxis, ax.yaxis), scales, strict=False):
+                axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
     save_figure(figure, path)
 
 
 def _shown(fits: Mapping[str, Fit], problem: Problem) -> dict:
-    """y with the data, or of two outcomes the function by its name: of a predictor it is more than
-    f.
-    """
+    """Show y with the data; for two outcomes the function by its name, which may be more than f."""
     (site, *_) = next(iter(fits.values())).latent or ("f",)
     return {"observed": not _is_binary(problem), "flabel": site}
 

@@ -39,9 +39,7 @@ def read_problem(
     seed: int,
     settings: list[str],
 ) -> tuple[Problem, Preparation]:
-    """Model and data, split at random; nothing is held out for `test_fraction` 0. Inputs are scaled
-    by all rows.
-    """
+    """Model and data, split at random unless `test_fraction` is 0; all rows scale the inputs."""
     columns, function = read_table(data), load_model(model)
     options = parse_settings(settings, function)
     preparation = prepare(columns, target, standardise, partial(num_outcomes, function, options))
@@ -83,9 +81,7 @@ def _tell(preparation: Preparation, columns: Columns, standardise: bool) -> None
 
 
 def _codes(values: np.ndarray) -> list[str]:
-    """The values of an input that may be codes of categories: few whole numbers, each of which
-    many rows have.
-    """
+    """The values of an input that may be codes of categories: few whole numbers, in many rows."""
     found = np.unique(values)
     whole = bool(np.all(found == np.round(found)))
     few = 2 < len(found) <= min(20, len(values) // 3)
@@ -97,8 +93,7 @@ def _split(num: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.nd
     num_test = round(test_fraction * num)
     if test_fraction > 0 and not 0 < num_test < num:
         raise DataError(
-            f"--test-fraction {test_fraction} of {num} rows leaves {num_test} for testing; give "
-            "another."
+            f"--test-fraction {test_fraction} leaves {num_test} of {num} rows for tests; change it."
         )
     return order[:num_test], np.sort(order[num_test:])
 
@@ -131,9 +126,7 @@ def _num_outcomes(fn) -> int:
 
 
 def _is_a_number(model: Callable, options: dict, X, y, j: int) -> bool:
-    """Whether the densities or kernels move with column j between integers, where an index, and a
-    comparison with labels, stay.
-    """
+    """Whether densities or kernels move with column j between integers; an index does not."""
     odd = np.arange(len(X)) % 2.0
     at = X + 0.25 * odd[:, None] * (np.arange(X.shape[1]) == j)
     tangent = np.zeros_like(X)
@@ -166,10 +159,8 @@ def _trace(model: Callable, options: dict, X, y) -> dict:
 
 
 def parse_settings(settings: list[str], model: Callable) -> dict[str, Any]:
-    """{name: number, truth value, `None` or text}.
-
-    Raises `DataError` for an option that is given twice, that the model does not have, or that
-    belongs to the library.
+    """{name: number, truth value, `None` or text}. `DataError` for an option that is given twice,
+    that the model does not have, or that belongs to the library.
     """
     options = {}
     for text in settings:
@@ -191,12 +182,9 @@ def _require_option(text: str, name: str, model: Callable) -> None:
     parameters = list(parameters_of(model).values())[1:]  # the first takes the inputs
     if not parameters_of(model):  # a callable that does not tell
         return
-    named = [
-        p.name
-        for p in parameters
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "y"
-    ]
+    by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [k for k in by_name if k != "y"]
     if name not in named and not (anything and name != "y"):
         raise DataError(f"--set {text}: the model has no option '{name}'; it has {named}.")
 
@@ -210,9 +198,7 @@ def _value(text: str) -> Any:
 
 
 def load_model(location: str) -> Callable:
-    """The function behind `path/to/file.py:name`. The file's folder is importable, after everything
-    installed.
-    """
+    """The function at `path/to/file.py:name`; the file's folder is importable, after all others."""
     file, colon, name = location.rpartition(":")
     path = Path(file)
     if not colon or not name.isidentifier():
@@ -229,10 +215,7 @@ def load_model(location: str) -> Callable:
     sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever a user's file raises becomes one line that names it
+    except (Exception, SystemExit) as error:  # one line that names the user's file
         raise ModelError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
     model = getattr(module, name, None)
     if not callable(model):

@@ -100,9 +100,7 @@ class Problem:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a run over methods came to: fits by name, the errors of those that failed, and whether
-    it was cut short.
-    """
+    """Fits by name, the errors of methods that failed, and whether the run was interrupted."""
 
     fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -145,9 +143,7 @@ def fit_methods(
 
 
 def fit_one(problem: Problem, name: str, effort: Effort, seed: int) -> Fit:
-    """The method of this name on the training data, with a progress bar; how it ended is in the
-    fit.
-    """
+    """Fit the method of this name to the training data, with a progress bar; no status raises."""
     X, y, how = problem.X, problem.y, {"throw": False, "progress": True}
     fitted = fit(problem.model, configured(name, effort), seed, X, y=y, **how, **problem.kwargs)
     fitted.names = problem.names
@@ -191,9 +187,7 @@ def write_fit(files: Files, name: str, fitted: Fit, save: bool) -> None:
 
 
 class Recorder:
-    """Writes the files of a comparison as each method ends: posterior as NetCDF, the table as CSV,
-    the fit on request.
-    """
+    """Writes posterior (NetCDF), table (CSV) and, on request, the fit as each method ends."""
 
     def __init__(self, problem: Problem, files: Files, save_fits: bool = False):
         self.files, self.save_fits = files, save_fits
@@ -205,9 +199,7 @@ class Recorder:
         self.comparison.to_csv(self.files.path("table.csv"))
 
     def sentences(self) -> list[str]:
-        """What can be trusted, one sentence a method; draws that have not mixed are no reference to
-        judge the others by.
-        """
+        """A verdict per method; draws that have not mixed are no reference to judge others by."""
         c, unknown = self.comparison, {"mean_distance": None, "log_density_gap": None}
         reference = c.fits.get(c.reference_name)
         mixed = reference is not None and reference.result is Result.converged

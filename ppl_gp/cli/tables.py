@@ -33,9 +33,7 @@ _PANDAS_INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 
 
 class Columns(NamedTuple):
-    """A file as text: `lines` are the file's lines of the header (0 where it has none) and of each
-    row.
-    """
+    """A file as text; `lines`: where the header (0: there is none) and each row are in the file."""
 
     path: str
     names: list[str]
@@ -53,8 +51,8 @@ class Columns(NamedTuple):
         where = [i for i, other in enumerate(self.names) if other == name]
         if len(where) > 1:
             raise DataError(
-                f"{self.header}: the columns {[i + 1 for i in where]} are all "
-                f"named '{name}'; rename or remove them."
+                f"{self.header}: the columns {[i + 1 for i in where]} are all named '{name}'; "
+                "rename or remove them."
             )
         return [row[where[0]] for row in self.rows]
 
@@ -64,9 +62,7 @@ class Columns(NamedTuple):
         return DataError(f"{place}: column '{name}' has {cell!r} in data row {row + 1}; {remedy}")
 
     def require_names(self) -> None:
-        """`DataError` where a column has no name of its own: every one is an input, and an index
-        would be one too.
-        """
+        """`DataError` for columns without a name of their own: an index would be an input too."""
         for i, name in enumerate(self.names):
             if not name or _PANDAS_INDEX.fullmatch(name):
                 raise DataError(
@@ -91,9 +87,7 @@ def read_table(path: Path) -> Columns:
 
 
 def read_csv(path: str | Path) -> Columns:
-    """Read a CSV file with a header; without one (a first row of numbers) the columns are named x0,
-    x1, ...
-    """
+    """Read a CSV file; without a header (a first row of numbers) columns are named x0, x1, ..."""
     lines, rows = _parsed(path)
     if not rows:
         raise DataError(f"{path} is empty; give a CSV file with a header and one row per datum.")
@@ -229,9 +223,7 @@ def is_number(cell: str) -> bool:
 
 
 def remedy(cell: str) -> str | None:
-    """What to do about a cell that is missing, or that is meant for a number and is not written as
-    one; else `None`.
-    """
+    """What to do about a cell that is missing, or a number in another notation; else `None`."""
     if cell in _MISSING:
         return "fill it in, or drop the row."
     if not is_number(cell) and (reads_as_float(cell) or is_number(_DECORATION.sub("", cell))):

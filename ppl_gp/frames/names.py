@@ -69,9 +69,9 @@ class Names(Mapping[str, ArrayNames]):
                 require_codes_of(path, known, value)
                 return value
             new[path] = table.names
-            require_columns(path, known, table, path == "y" or path.startswith(("y[", "y.")))
-            levels = known.levels or (None,) * len(table.parts)
-            return settled(path, known, table).array(f"argument '{path}'", levels)
+            require_columns(known, table, path == "y" or path.startswith(("y[", "y.")))
+            require_kinds(known, table)
+            return table.array(known.levels)
 
         args, kwargs = _walked(order, args, kwargs, plain, self)
         Names(tuple(new.items())).require_same_rows(aligned)
@@ -98,7 +98,7 @@ def arrays(order: Sequence[str], args: tuple, kwargs: dict) -> tuple[tuple, dict
         if (table := opened(f"argument '{path}'", value)) is None:
             return value
         names[path] = table.names
-        return table.array(f"argument '{path}'", table.names.levels or (None,))
+        return table.array()
 
     args, kwargs = _walked(order, args, kwargs, plain)
     return args, kwargs, Names(tuple(names.items()))
@@ -112,13 +112,11 @@ def plain_numbers(what: str, value: Any) -> Any:
         return value
     if any(isinstance(part, Labelled) for part in table.parts):
         raise DataError(f"{what} holds labels, which have no integers here; give numbers.")
-    return table.array(what, (None,) * len(table.parts))
+    return table.array()
 
 
 def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container[str] = ()):
-    """(args, kwargs); what has the path of one of `tables` is a leaf, also where it is a dictionary
-    of columns.
-    """
+    """(args, kwargs); a dictionary of columns at the path of one of `tables` is a leaf."""
 
     def walk(path, value):
         return plain(path, value) if path in tables else _walk(path, value, plain)
@@ -129,9 +127,7 @@ def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container
 
 
 def _walk(path: str, value: Any, plain: Callable) -> Any:
-    """The same containers with `plain(path, leaf)` in place of each leaf; paths as
-    `reading.arguments.Leaves` has them.
-    """
+    """The same containers, `plain(path, leaf)` for each leaf; paths as in `Leaves`."""
     if type(value) is dict:
         return {k: _walk(f"{path}[{k!r}]", v, plain) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -142,14 +138,14 @@ def _walk(path: str, value: Any, plain: Callable) -> Any:
     return plain(path, value)
 
 
-def require_columns(path: str, known: ArrayNames, table: Table, is_y: bool) -> None:
+def require_columns(known: ArrayNames, table: Table, is_y: bool) -> None:
     """Raise `DataError` for columns that are missing, extra or in another order, and for swapped
     dimensions. A single column of observations may have another name.
     """
     new = table.names
     if known.dims and new.dims and known.dims != new.dims and set(known.dims) == set(new.dims):
         raise DataError(
-            f"argument '{path}' has the dimensions {list(new.dims)}, and in training "
+            f"{table.what} has the dimensions {list(new.dims)}, and in training "
             f"{list(known.dims)}; give .transpose{known.dims}."
         )
     if not known.columns or not new.columns or known.columns == new.columns:
@@ -165,24 +161,20 @@ def require_columns(path: str, known: ArrayNames, table: Table, is_y: bool) -> N
     first, *others = known.columns
     wanted = first if not (table.is_frame or others) else list(known.columns)
     raise DataError(
-        f"argument '{path}' {what or f'has its columns in another order, {list(new.columns)}'}: "
-        f"the fit was made with {list(known.columns)}. Give these, frame[{wanted!r}]."
+        f"{table.what} {what or f'has its columns in another order, {list(new.columns)}'}: the "
+        f"fit was made with {list(known.columns)}. Give these, frame[{wanted!r}]."
     )
 
 
-def settled(path: str, known: ArrayNames, table: Table) -> Table:
-    """The table with labels where the fit had labels and numbers where it had numbers.
-
-    Integers may stand for labels in a DataArray without coordinates, which counts as an array;
-    `DataError` where they could be either, as in any frame or column.
+def require_kinds(known: ArrayNames, table: Table) -> None:
+    """Raise `DataError` for labels where the fit had numbers, and for numbers where it had labels.
+    Integers may replace labels in a DataArray without coordinates, which counts as an array.
     """
     for j, part in enumerate(table.parts):
-        where, levels = f"argument '{path}'{table.names.place(j)}", known.level(j)
+        where, levels = table.place(j), known.level(j)
         if isinstance(part, Labelled) and levels is None:
-            raise DataError(
-                f"{where} holds labels, and the fit was made with numbers there: labels have no "
-                "integers. Give numbers, or fit with the labels."
-            )
+            told = "labels have no integers. Give numbers, or fit with the labels."
+            raise DataError(f"{where} holds labels, and the fit was made with numbers: {told}")
         if levels is not None and not isinstance(part, Labelled):
             if table.names.columns or table.names.dims is None:
                 raise DataError(
@@ -191,13 +183,10 @@ def settled(path: str, known: ArrayNames, table: Table) -> Table:
                     "their places as an array without names, .to_numpy()."
                 )
             require_codes(where, part, levels)
-    return table
 
 
 def require_codes_of(path: str, known: ArrayNames, value: Any) -> None:
-    """Raise `DataError` where an array without names holds no places of labels where the fit had
-    labels.
-    """
+    """Raise `DataError` if an array without names holds other numbers than places of labels."""
     if not any(known.levels) or not (hasattr(value, "__array__") or isinstance(value, list)):
         return
     array = np.asarray(value)

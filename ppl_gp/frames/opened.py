@@ -49,31 +49,32 @@ class Labelled(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A value with names. `parts`: one array or `Labelled` a column of a frame; the one array, or
-    column, of what is none.
-    """
+    """A value with names. `parts`: one array or `Labelled` per column of a frame, else just one."""
 
+    what: str  # messages call it
     parts: list[np.ndarray | Labelled]
     names: ArrayNames
     is_frame: bool
 
-    def array(self, path: str, levels: tuple[tuple[str, ...] | None, ...]) -> np.ndarray:
-        """(N, D) of a frame, else as it is, labels as their places in `levels`. Columns of several
-        types have the type that holds them all (integers beside floats: floats).
+    def place(self, column: int) -> str:
+        """What messages call a column."""
+        return f"{self.what}{self.names.place(column)}"
+
+    def array(self, levels: tuple[tuple[str, ...] | None, ...] = ()) -> np.ndarray:
+        """(N, D) of a frame, else as it is, labels as their places in `levels`, or in its own.
+        Columns of several types have the type that holds them all (of integers and floats: floats).
         """
+        levels = levels or self.names.levels
         columns = [
-            codes(f"{path}{self.names.place(j)}", part, levels[j] or ())
-            if isinstance(part, Labelled)
-            else part
+            codes(self.place(j), part, levels[j] or ()) if isinstance(part, Labelled) else part
             for j, part in enumerate(self.parts)
         ]
         return np.stack(columns, 1) if self.is_frame else columns[0]
 
 
 def codes(where: str, column: Labelled, levels: tuple[str, ...]) -> np.ndarray:
-    """(N,) the place of each label in `levels`. Raises `DataError` for labels that are not there.
-
-    The labels are looked up, and the rows follow by one gather.
+    """(N,) the place of each label in `levels`: labels are looked up, rows follow by one gather.
+    Raises `DataError` for labels that are not there.
     """
     place = {label: i for i, label in enumerate(levels)}
     table = np.array([place.get(label, -1) for label in column.labels], int)
@@ -158,7 +159,7 @@ def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:
     rows, at = _rows(nw.maybe_get_index(found)), ArrayNames(named)
     parts = [_part(f"{path}{at.place(j)}", c, rows) for j, c in enumerate(columns)]
     levels = tuple(p.labels if isinstance(p, Labelled) else None for p in parts)
-    return Table(parts, ArrayNames(named, levels, rows), is_frame)
+    return Table(path, parts, ArrayNames(named, levels, rows), is_frame)
 
 
 def _names(names: list, is_frame: bool) -> tuple[str, ...] | None:
@@ -232,11 +233,10 @@ def open_labelled(path: str, value: Any) -> Table | None:
         return None
     values, dims = np.asarray(value.values), tuple(map(str, value.dims))
     rows = None if (labels := _coordinate(value, 0)) is None else row_labels(labels)
-    names = ArrayNames(_columns(path, value), (), rows, dims or None)
-    if values.dtype.kind in "biufc":
-        return Table([values], names, False)
-    part = _labels_of_array(path, values)
-    return Table([part], ArrayNames(None, (part.labels,), names.rows, names.dims), False)
+    columns = _columns(path, value)
+    part = values if values.dtype.kind in "biufc" else _labels_of_array(path, values)
+    levels = (part.labels,) if isinstance(part, Labelled) else ()
+    return Table(path, [part], ArrayNames(columns, levels, rows, dims or None), False)
 
 
 def _coordinate(value, axis: int) -> list | None:
@@ -265,9 +265,7 @@ def _labels_of_array(path: str, values: np.ndarray) -> Labelled:
 
 
 def require_no_numbers(where: str, labels: list[str]) -> None:
-    """Raise `DataError` where text could be numbers that were read as text: which is meant cannot
-    be known.
-    """
+    """Raise `DataError` for numbers that were read as text: it may be meant either way."""
     if labels and all(map(reads_as_float, labels)):
         raise DataError(
             f"{where} holds numbers written as text ({labels[:3]}); convert it to numbers "

@@ -19,9 +19,8 @@ from ppl_gp.infer.batches import (
     Source,
     as_batch,
     first_rows,
-    is_finite,
     source_of,
-    where_not_finite,
+    usable,
 )
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.probes import first_trace
@@ -84,11 +83,6 @@ class Problem(NamedTuple):
     def compiled(self, function: Any) -> Callable:
         return function if self.few else function.full
 
-    @property
-    def once(self) -> bool:
-        """Whether batches can be read but once."""
-        return isinstance(self.source, StreamSource) and not self.source.stream.restarts
-
 
 class Reached(NamedTuple):
     """q, the bound before every step by its batch (nats), and why there is no further step."""
@@ -108,15 +102,12 @@ class Run(NamedTuple):
     checkpoints: Checkpoints | None
 
     def from_start(self, q: list[Family], progress: bool) -> Reached:
-        """From q, or from the newest checkpoint. Batches that are read but once are held to the
-        proof as they come.
-        """
+        """From q, or from the newest checkpoint."""
         reached, shared = Reached(q, np.zeros(0)), self.problem.structure.shared()
         if self.checkpoints is not None:
             kept, bounds = self.checkpoints.restore([q[j] for j in shared])
-            reached = Reached(
-                stochastic.with_blocks(q, dict(zip(shared, kept, strict=True))), bounds
-            )
+            kept = dict(zip(shared, kept, strict=True))
+            reached = Reached(stochastic.with_blocks(q, kept), bounds)
         stages = self._stages(reached)
         reached, _ = interruptible(stages, "MeanField", self.method.max_steps, progress)
         self._save(reached, True)
@@ -128,14 +119,14 @@ class Run(NamedTuple):
             self.checkpoints.save(kept, reached.bounds, len(reached.bounds), last)
 
     def _stages(self, reached: Reached) -> Iterator[Stage[Reached]]:
-        """One step after another, up to a batch that cannot be used."""
+        """Step by step, up to a batch that cannot be used; batches read once are proved here."""
         done, most = len(reached.bounds), self.method.max_steps
         yield Stage(reached, done, "compiling", keep=done > 0)
-        for rows in islice(_batches(self.problem.source, done), most - done):
+        for rows in islice(usable(self.problem.source, done), most - done):
             if not isinstance(rows, Rows):
                 yield Stage(reached._replace(**rows), len(reached.bounds))
                 return
-            if self.problem.once:
+            if not self.problem.source.restarts:
                 self.problem.require_conjugate(rows, self.problem.with_rows(reached.q))
             reached = self._advanced(reached, rows)
             yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1:].sum():.2f}")
@@ -153,28 +144,6 @@ class Run(NamedTuple):
             told = f"the bound is {float(value)} at step {done}"
             return reached._replace(result=Result.nonfinite, message=told)
         return Reached(q, np.append(reached.bounds, float(value)))
-
-
-def _batches(source: Source, done: int) -> Iterator[Rows | dict]:
-    """Batches from a step on; in place of one that cannot be used, how the run ends and why: hours
-    of work do not end with somebody's file.
-    """
-    batches = source.batches(done)
-    while True:
-        try:
-            rows = next(batches, None)
-        except Exception as error:
-            told = f"batch {done} (counted from 0): {type(error).__name__}: {error}"
-            yield {"result": Result.stream_ended, "message": told, "cause": error}
-            return
-        if rows is None:
-            return
-        if not source.checked and not is_finite(rows):
-            where = where_not_finite(rows, done, source)
-            yield {"result": Result.nonfinite, "message": where}
-            return
-        yield rows
-        done += 1
 
 
 _step, _shared = quick_jit(stochastic.step), quick_jit(stochastic.shared_step)
@@ -244,7 +213,7 @@ def _stats(problem: Problem, bounds, wrong: dict) -> dict:
         "num_data": problem.source.num_data,
         "local_bounds": list(problem.structure.joint.bounded),
         **{k: v for k, v in wrong.items() if v is not None},
-        **(problem.source.kept if isinstance(problem.source, StreamSource) else {}),
+        **problem.source.kept,
     }
 
 
@@ -286,17 +255,17 @@ def over_all_data(
             if np.isfinite(value):
                 problem.require_conjugate(rows, here)
             values.append(float(value))
-            keep = isinstance(source, ArraySource) or not found
-            found.extend([here] if keep else [])
+            if isinstance(source, ArraySource) or not found:
+                found.append(here)
         return np.array(values)
 
     if isinstance(source, ArraySource):
         bound = mean_and_error([sum_of(source.sweep(source.batch_size))])
+        num = source.num_data  # rows behind them are padding
     else:
-        if problem.once:
+        if not source.restarts:
             sum_of([first])
-        bound = over_passes(source, False, sum_of)
-    num = source.num_data if isinstance(source, ArraySource) else None  # behind them: padding
+        bound, num = over_passes(source, False, sum_of), None
     local = problem.structure.local
     whole = {j: stochastic.joined([h[j] for h in found], axis, num) for j, axis in local}
     return stochastic.with_blocks(q, whole), bound

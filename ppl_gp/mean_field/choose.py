@@ -39,9 +39,10 @@ def single(name: str, site: dict) -> Family:
             return make(name, site)
     if support.is_discrete:
         return _discrete(name, site)
-    inner = _elementwise(support)
-    shape = tuple(site["fn"].shape())
-    if inner in (constraints.real, constraints.real_vector, constraints.real_matrix):
+    inner, shape = support, tuple(site["fn"].shape())
+    while isinstance(inner, constraints.independent):  # real vectors and matrices too
+        inner = inner.base_constraint
+    if inner == constraints.real:
         return gaussian_of([name], {name: site}, len(site["fn"].batch_shape))
     if inner == constraints.positive:
         inverted, middle = isinstance(fn, dist.InverseGamma), _middle(site)
@@ -63,12 +64,6 @@ def single(name: str, site: dict) -> Family:
         "Gaussian, gamma, inverse gamma, beta, Dirichlet, Wishart, inverse Wishart and discrete "
         f"factors. Give it one by register_family(...), or use another method. {LISTED}"
     )
-
-
-def _elementwise(support):
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return constraints.real if support == constraints.real_vector else support
 
 
 def _middle(site: dict):
@@ -106,16 +101,14 @@ def gaussian_of(names: list[str], trace: dict, apart: int) -> Family:
     """A Gaussian of these sites together, whose first `apart` axes hold independent elements: mean
     at the trace's values, the prior's variance up to one.
     """
-    first = trace[names[0]]
-    batch = tuple(first["fn"].batch_shape[:apart])
-    shapes = [tuple(trace[k]["fn"].shape())[apart:] for k in names]
-    means, variances = [], []
-    for name in names:
-        site = trace[name]
-        mean = jnp.asarray(site["value"], jnp.result_type(float))
-        means.append(mean.reshape(*batch, -1))
-        variances.append(_variance(site, mean).reshape(*batch, -1))
-    mean, variance = jnp.concatenate(means, -1), jnp.concatenate(variances, -1)
+    sites = [trace[k] for k in names]
+    batch = tuple(sites[0]["fn"].batch_shape[:apart])
+    shapes = [tuple(site["fn"].shape())[apart:] for site in sites]
+    means = [jnp.asarray(site["value"], jnp.result_type(float)) for site in sites]
+    variances = map(_variance, sites, means)
+    mean, variance = (
+        jnp.concatenate([x.reshape(*batch, -1) for x in parts], -1) for parts in (means, variances)
+    )
     return gaussian(names, batch, shapes, mean, variance)
 
 

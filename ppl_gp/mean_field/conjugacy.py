@@ -124,9 +124,7 @@ def _weights(values: list, key) -> list:
 
 
 def _evened(entries, points: list[Values], key):
-    """The terms (terms,) as random combinations of their entries, each scaled by its values at
-    `points`.
-    """
+    """The terms (terms,) as random sums of their entries, each scaled by its values at `points`."""
     weights = _weights([jnp.stack(x) for x in zip(*map(entries, points), strict=True)], key)
 
     def terms(values: Values):

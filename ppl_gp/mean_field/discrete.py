@@ -60,14 +60,10 @@ class CategoricalOver(dist.CategoricalProbs):
 
 
 class Discrete(Family):
-    """q(z_n = values_k) of each element; t = one-hot.
-
-    Nodes: every category, for all elements at once, with the probabilities as weights. O(K) an
-    element.
+    """q(z_n = values_k) of each element; t = one-hot. Nodes: every category, for all elements at
+    once, with the probabilities as weights. O(K) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     categories: tuple[int, ...] = eqx.field(static=True)
     log_probs: Float[Array, "*batch K"]
 
@@ -143,8 +139,6 @@ class Dirichlet(Family):
     has numbers. O(K) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     is_beta: bool = eqx.field(static=True)
     alpha: Float[Array, "*batch K"]
 
@@ -222,9 +216,7 @@ class Dirichlet(Family):
         return lower(jnp.outer(p, p))
 
     def _urn(self):
-        """E[p p'] = (A m m' + diag(m)) / (A + 1), A = sum alpha (as an urn of Polya): the mean, and
-        the corners.
-        """
+        """Polya's urn: E[p p'] = (A m m' + diag(m)) / (A + 1), A = sum alpha; mean and corners."""
         alpha, K = self.alpha.reshape(-1), self.size
         total = jnp.sum(alpha)
         points = jnp.concatenate([alpha[None] / total, jnp.eye(K, dtype=alpha.dtype)])

@@ -63,8 +63,8 @@ class Rule(eqx.Module):
 class Family(eqx.Module):
     """q of one block of mean field. `batch`: the shape of its independent elements."""
 
-    sites: eqx.AbstractVar[tuple[str, ...]]
-    batch: eqx.AbstractVar[tuple[int, ...]]
+    sites: tuple[str, ...] = eqx.field(static=True)
+    batch: tuple[int, ...] = eqx.field(static=True)
 
     @property
     def name(self) -> str:
@@ -99,9 +99,7 @@ class Family(eqx.Module):
         return jnp.sum(q.entropy())
 
     def eta(self) -> Any:
-        """An affine function of q's natural parameters that determines them, a tree of arrays: the
-        fields themselves, where they are one.
-        """
+        """Affine in q's natural parameters and determines them, a tree: the fields if they are."""
         return tuple(jax.tree.leaves(self))
 
     def at_eta(self, eta) -> "Family":
@@ -109,9 +107,7 @@ class Family(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self), eta)
 
     def log_prob(self, values: Values) -> Array:
-        """log q at the sites' values, nats, all elements together. Of a family of several sites, or
-        of matrices: its own.
-        """
+        """log q at the sites' values, nats, of all elements; by the one site's distribution."""
         ((site, q),) = self.distributions().items()
         return jnp.sum(q.log_prob(values[site]))
 
@@ -122,9 +118,7 @@ class Family(eqx.Module):
 
     @abstractmethod
     def free(self, key, spread) -> Array:
-        """Values somewhere in the support, far apart, as unconstrained coordinates (E, d), one row
-        an element.
-        """
+        """Values far apart in the support, unconstrained coordinates (E, d), a row per element."""
 
     @abstractmethod
     def at(self, free) -> Values:

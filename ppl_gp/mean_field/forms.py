@@ -107,11 +107,8 @@ class Form(eqx.Module):
 
 def _with_one(by_label: bool, K: int, statistics):
     """(K, T): one, and the statistics of the elements that a label sees."""
-    own = (
-        statistics.reshape(K, -1)
-        if by_label
-        else jnp.broadcast_to(statistics.reshape(1, -1), (K, statistics.size))
-    )
+    own = statistics.reshape(K if by_label else 1, -1)
+    own = jnp.broadcast_to(own, (K, own.shape[1]))
     return jnp.concatenate([jnp.ones((K, 1), own.dtype), own], 1)
 
 

@@ -23,8 +23,6 @@ class Gaussian(Family):
     +- sqrt(D) times a column of the covariance's root, 2 D of them. O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     linear: Float[Array, "*batch D"]  # P m
     precision: Float[Array, "*batch D D"]
@@ -56,9 +54,7 @@ class Gaussian(Family):
         return 0.5 * (elements * (1.0 + LOG_2PI) - jnp.sum(log_det(self.precision)))
 
     def distributions(self):
-        """`Normal` of a site without event axes where values are apart, `MultivariateNormal` of one
-        with one, else `GaussianArray`.
-        """
+        """`Normal` for single values, `MultivariateNormal` for vectors, else `GaussianArray`."""
         mean, covariance = self.coordinates()
         found = {}
         for site, shape, part in self._parts():

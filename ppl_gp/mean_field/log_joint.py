@@ -64,29 +64,21 @@ class LogJoint(NamedTuple):
 
     def _probed(self, name: str, site: dict) -> Array:
         if name not in self.bounded:
-            return _apart(site)
+            return scored(site, by_entry=True)
         eta, y, total = logistic(site)
         return (y - 0.5 * total) * eta - 0.1 * total * eta**2
 
 
-def _apart(site: dict) -> Array:
-    """`scored`, before the entries of an event are summed."""
-    fn: Any = site["fn"]
-    if not isinstance(fn, dist.Independent):
-        return scored(site)
+def scored(site: dict, by_entry: bool = False) -> Array:
+    """A site's log density with masks and scale; `by_entry`: before `to_event` sums its entries."""
+    fn, scale = site["fn"], site["scale"]
     with _inside(site):
-        log_prob: Any = fn.base_dist.log_prob(site["value"])
-    if site["scale"] is None:
-        return log_prob
-    scale = jnp.asarray(site["scale"])
-    return scale.reshape(*scale.shape, *(1,) * fn.reinterpreted_batch_ndims) * log_prob
-
-
-def scored(site: dict) -> Array:
-    """A site's log density with masks and scale."""
-    with _inside(site):
-        log_prob = site["fn"].log_prob(site["value"])
-    return log_prob if site["scale"] is None else site["scale"] * log_prob
+        if by_entry and isinstance(fn, dist.Independent):
+            if scale is not None:
+                scale = jnp.expand_dims(scale, tuple(range(-fn.reinterpreted_batch_ndims, 0)))
+            fn = fn.base_dist
+        log_prob = fn.log_prob(site["value"])
+    return log_prob if scale is None else scale * log_prob
 
 
 def _inside(site: dict):

@@ -122,8 +122,7 @@ class MeanField:
         rate = self.natural_rate
         if not (rate is None or callable(rate) or 0.0 < rate <= 1.0):
             raise DataError(
-                f"MeanField(natural_rate={rate!r}): give a number in (0, 1], or a function of the "
-                "step."
+                f"MeanField(natural_rate={rate!r}): give a rate in (0, 1] or a schedule."
             )
 
     def rate(self, step: int) -> float:

@@ -112,13 +112,10 @@ class Pair(Scaled):
 
 
 class NormalGamma(Pair):
-    """w ~ Gamma(shape, rate) and m | w ~ N(mean, (w P)^-1) of D values, for each element.
-
-    t = (w, log w, w m, w m m'). O(D^3) an element.
+    """w ~ Gamma(shape, rate) and m | w ~ N(mean, (w P)^-1) of D values, for each element; t = (w,
+    log w, w m, w m m'). O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     tail: tuple[int, ...] = eqx.field(static=True)
     shape: Float[Array, "*batch"]
     rate: Float[Array, "*batch"]
@@ -154,9 +151,7 @@ class NormalGamma(Pair):
         return self.at_eta((by_log + 1.0 - 0.5 * self.size, -by_w, linear, P))
 
     def eta(self):
-        """(shape, rate + mean' P mean / 2, P mean, P): minus the coefficient of w has the mean's
-        square in it.
-        """
+        """(shape, rate + mean' P mean / 2, P mean, P): the second is minus the coefficient of w."""
         return self.shape, self.rate + _half_square(self.linear, self.P), self.linear, self.P
 
     def at_eta(self, eta):
@@ -200,13 +195,10 @@ def _half_square(linear, P):
 
 
 class NormalWishart(Pair):
-    """W ~ Wishart(df, rate^-1) and m | W ~ N(mean, (strength W)^-1), for each element.
-
-    t = (W, log|W|, W m, m' W m). O(D^3) an element.
+    """W ~ Wishart(df, rate^-1) and m | W ~ N(mean, (strength W)^-1), for each element; t = (W,
+    log|W|, W m, m' W m). O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     df: Float[Array, "*batch"]
     rate: Float[Array, "*batch D D"]
     strength: Float[Array, "*batch"]

@@ -27,9 +27,7 @@ class Scaled(Family):
     @property
     @abstractmethod
     def harmony(self) -> Array:
-        """1 / (E[w] E[1 / w]) of each element, (*batch,): not positive where E[1 / w] is infinite,
-        and a precision w has no variance.
-        """
+        """1 / (E[w] E[1 / w]) of each element, (*batch,); not positive if E[1 / w] is infinite."""
 
     @abstractmethod
     def gap(self, coordinates) -> Array:
@@ -62,9 +60,7 @@ class Scaled(Family):
 
 
 def two_factors(gap: Array) -> tuple[Array, Array]:
-    """(1 - s, 1 + s) with s^2 = 1 - exp(-2 gap): their logarithms have the mean -gap, their
-    inverses exp(2 gap).
-    """
+    """(1 - s, 1 + s), s^2 = 1 - exp(-2 gap): mean logarithm -gap, mean inverse exp(2 gap)."""
     s = jnp.sqrt(-jnp.expm1(-2.0 * gap))
     return jnp.exp(-2.0 * gap) / (1.0 + s), 1.0 + s
 
@@ -74,8 +70,6 @@ class Gamma(Scaled):
     `inverted`. Two nodes; O(1) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     inverted: bool = eqx.field(static=True)
     shape: Float[Array, "*batch"]
     rate: Float[Array, "*batch"]
@@ -163,8 +157,6 @@ class Wishart(Scaled):
     `inverted`. Two nodes; O(D^3) an element.
     """
 
-    sites: tuple[str, ...] = eqx.field(static=True)
-    batch: tuple[int, ...] = eqx.field(static=True)
     inverted: bool = eqx.field(static=True)
     df: Float[Array, "*batch"]
     rate: Float[Array, "*batch D D"]
@@ -192,17 +184,13 @@ class Wishart(Scaled):
         return Nodes.equal(self.of(W))
 
     def natural(self, coordinates, gradient):
-        """log q = (df - D - 1) / 2 log|W| - tr(rate W) / 2 + const; of W^-1, the volume is
-        |W|^(D + 1).
-        """
+        """log q = (df - D - 1) / 2 log|W| - tr(rate W) / 2 + const; for W^-1 see `_volume`."""
         by_mean, by_log = gradient
         shift = -1.0 if self.inverted else 1.0
         return self.at_eta((2.0 * by_log + shift * (self.size + 1.0), -2.0 * symmetric(by_mean)))
 
     def _log_normaliser(self):
-        """log integral of |W|^((df - D - 1) / 2) exp(-tr(rate W) / 2): minus log B of PRML
-        (B.79).
-        """
+        """log integral of |W|^((df - D - 1) / 2) exp(-tr(rate W) / 2): -log B of PRML (B.79)."""
         own = 0.5 * self.df * self.size * math.log(2.0) + multigammaln(0.5 * self.df, self.size)
         return own - 0.5 * self.df * log_det(self.rate)
 

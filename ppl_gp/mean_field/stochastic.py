@@ -81,9 +81,7 @@ def shared_step(structure: Structure, q: list[Family], rate) -> list[Family]:
 
 
 def at_local_optimum(structure: Structure, q: list[Family]) -> list[Family]:
-    """Local blocks at the maximum of the bound given the others, which does not depend on the rows'
-    weights.
-    """
+    """Local blocks at the maximum of the bound given the others, whatever the rows' weights."""
     alone, local = structure.joint._replace(weights=None), [j for j, _ in structure.local]
     q = sweep(alone, structure.terms, q, local)
     if len(local) < 2:
@@ -217,8 +215,6 @@ def rows_decide(joint: LogJoint, axes, families: list[Family]) -> bool:
 
 
 def _parted(joint: LogJoint, axes) -> tuple:
-    """(args, kwargs) of what differs from batch to batch, and of what all share; `None` for the
-    other's leaves.
-    """
+    """(args, kwargs) that batches differ in, and that all share; `None` for the other's leaves."""
     given = (joint.args, joint.kwargs)
     return eqx.partition(given, jax.tree.map(lambda _, axis: axis is not None, given, axes))

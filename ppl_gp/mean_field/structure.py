@@ -77,8 +77,8 @@ class _Finder:
         while before != self.joint.bounded:  # a bound that a block needs is another term for all
             before = self.joint.bounded
             blocks = [self._proved(f) for f in blocks]
-        order = {k: i for i, k in enumerate(self.joint.latents)}
-        blocks.sort(key=lambda f: (isinstance(f, Discrete), min(order[k] for k in f.sites)))
+        order = self.joint.latents.index
+        blocks.sort(key=lambda f: (isinstance(f, Discrete), min(map(order, f.sites))))
         terms = tuple(
             Term(name, tuple(i for i, f in enumerate(blocks) if self._meet(name, f.sites)))
             for name in self.joint.terms
@@ -119,9 +119,9 @@ class _Finder:
     def _given(self, factors) -> list[Family]:
         named = [k for group in factors for k in group]
         if unknown := sorted(set(named) - set(self.joint.latents)):
+            latents = list(self.joint.latents)
             raise DataError(
-                f"MeanField(factors=...): {unknown} are no latent sites of the model, which are "
-                f"{list(self.joint.latents)}."
+                f"MeanField(factors=...): {unknown} are no latent sites; give {latents}."
             )
         if len(named) != len(set(named)):
             raise DataError(f"MeanField(factors={factors!r}): a site stands in two blocks.")
@@ -154,12 +154,12 @@ class _Finder:
         if isinstance(family, Gaussian) and family.batch:
             fewer = gaussian_of(list(family.sites), self.trace, len(family.batch) - 1)
             return self._proved(fewer)
-        if self.bounds and isinstance(family, Gaussian):
-            if all(map(self._takes_bound, failed)):
-                self.joint = self.joint._replace(bounded=(*self.joint.bounded, *failed))
-                # with elements apart: which ones the bound couples is another question
-                own = family.sites
-                return self._proved(self.alone[own[0]] if len(own) == 1 else family)
+        bounds = self.bounds and isinstance(family, Gaussian)
+        if bounds and all(map(self._takes_bound, failed)):
+            self.joint = self.joint._replace(bounded=(*self.joint.bounded, *failed))
+            # with elements apart: which ones the bound couples is another question
+            own = family.sites
+            return self._proved(self.alone[own[0]] if len(own) == 1 else family)
         self._require_finite(failed)
         raise self._error(family, failed[0])
 
@@ -190,10 +190,9 @@ class _Finder:
             if why is not None:
                 raise NotConjugateError(
                     f"MeanField() sums discrete site '{family.sites[0]}' element by element, and "
-                    f"site '{name}' does not see it so: {why}; where an "
-                    "index or two plates of labels stand between them (z[group], a block model), "
-                    "such sums are not there, however conjugate the model is: use NUTS() with the "
-                    "labels summed out (numpyro.distributions.MixtureSameFamily)."
+                    f"site '{name}' does not depend on it so: {why}. With an index or two plates "
+                    "of labels between them (z[group], a block model) no model has such sums: use "
+                    "NUTS() with labels summed out (numpyro.distributions.MixtureSameFamily)."
                 )
         return family
 
@@ -244,9 +243,7 @@ _SURE = 0.9  # of a label that a start gives
 def start_of(
     init: Mapping[str, Any] | None, structure: Structure, trace: dict, key
 ) -> list[Family]:
-    """A first q of every block: values of `init` where given, else draws of the prior by this key,
-    and labels by k-means++.
-    """
+    """A first q of every block: from `init`, else draws of the prior, and labels by k-means++."""
     joint, rng = structure.joint, np.random.default_rng(number_of(key))
     drawn = bare_trace(joint.model, joint.args, joint.kwargs, key=key)
     prior = {k: {**trace[k], "value": drawn[k]["value"]} for k in joint.latents}
@@ -271,19 +268,17 @@ def _one(structure: Structure, i: int, trace, init, rng) -> Family:
         return gaussian_of(list(family.sites), values, len(family.batch))
     if given:
         raise DataError(
-            f"MeanField(init=...): site '{next(iter(given))}' is part of a "
-            f"{type(family).__name__} factor; values to start from are for discrete and Gaussian "
-            "sites."
+            f"MeanField(init=...): the factor of site '{next(iter(given))}' is "
+            f"{type(family).__name__}; give values of discrete and Gaussian sites."
         )
     return family
 
 
 def _value(name: str, given: dict, trace: dict):
-    value = given.get(name, trace[name]["value"])
-    if np.shape(value) != tuple(trace[name]["fn"].shape()):
+    value, shape = given.get(name, trace[name]["value"]), tuple(trace[name]["fn"].shape())
+    if np.shape(value) != shape:
         raise DataError(
-            f"MeanField(init=...): '{name}' has shape {np.shape(value)}, and the site "
-            f"{tuple(trace[name]['fn'].shape())}."
+            f"MeanField(init=...): '{name}' has shape {np.shape(value)}; its site has {shape}."
         )
     return value
 
@@ -336,9 +331,7 @@ def _labels(family: Discrete, rows: np.ndarray | None, rng) -> Family:
 
 
 def _plus_plus(rows: np.ndarray, K: int, rng) -> np.ndarray:
-    """K rows, each drawn in proportion to its squared distance from those before (Arthur &
-    Vassilvitskii 2007).
-    """
+    """k-means++ (Arthur & Vassilvitskii 2007): K rows, drawn by squared distance from others."""
     found = [rows[rng.integers(len(rows))]]
     while len(found) < K:
         near = np.min(cdist(rows, found, "sqeuclidean"), 1)

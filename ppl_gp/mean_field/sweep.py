@@ -75,9 +75,7 @@ def _any_values(q: list[Family]) -> Values:
 
 
 def _over_nodes(function, seen, values: Values, total: Callable, weights: tuple = ()) -> Array:
-    """Sum over the product of the blocks' nodes of `total` of the weighted terms; the largest loop
-    inside.
-    """
+    """Sum of `total`(weighted terms) over the product of the blocks' nodes; largest loop inside."""
     if not seen:
         found = function(values)
         for w in weights:
@@ -107,9 +105,7 @@ def require_few_nodes(terms: tuple[Term, ...], q: list[Family]) -> None:
 
 
 def _bound(joint: LogJoint, term: Term, seen, rest: Values) -> Array:
-    """The local bound of logistic terms at its best xi (PRML 10.144, 10.163): E[eta], E[eta^2] by
-    nodes, xi^2 = E[eta^2].
-    """
+    """The local bound of logistic terms (PRML 10.144) at its best xi, xi^2 = E[eta^2] (10.163)."""
 
     def moment(power):
         return lambda v: joint.logistic(term.site, v).eta ** power
@@ -158,9 +154,7 @@ def sweep(
 
 
 class Progress(eqx.Module):
-    """Where one start stands: q, the bound (nats), its last gain, sweeps made, the bounds so
-    far.
-    """
+    """Where one start is: q, the bound (nats), its last gain, and the sweeps made."""
 
     q: list[Family]
     bound: Array
@@ -169,9 +163,7 @@ class Progress(eqx.Module):
 
 
 def begin(q: list[Family]) -> Progress:
-    """Before the first sweep. Of the types that a sweep gives, or the second chunk of sweeps would
-    compile anew.
-    """
+    """Before the first sweep, in the types that a sweep returns: others would compile it anew."""
     worst = jnp.full((), -jnp.inf, jnp.result_type(float))
     return Progress(q, worst, -worst, jnp.zeros((), int))
 
@@ -201,9 +193,7 @@ def climb(joint: LogJoint, terms, state: Progress, tol: float, num: int) -> tupl
 
 
 def caution_of(q: list[Family]) -> dict[str, str]:
-    """What a bound that is no number comes from, where it is known: blocks whose moments are no
-    numbers.
-    """
+    """Why a bound is not a number, if blocks whose moments are not numbers explain it."""
     moments = [jax.tree.leaves(f.coordinates()) for f in q]
     finite = [all(bool(jnp.all(jnp.isfinite(x))) for x in m) for m in moments]
     improper = [k for f, ok in zip(q, finite, strict=True) if not ok for k in f.sites]

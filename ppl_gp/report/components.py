@@ -52,8 +52,7 @@ def plot_components(
         mean, sd = np.asarray(found.mean), np.sqrt(np.asarray(found.variance))
         if mean.ndim > 1:
             raise DataError(
-                f"term '{term}' has {mean.shape[0]} functions; draw each by matplotlib from "
-                "fit.components(...)."
+                f"term '{term}' has {len(mean)} functions; draw fit.components(...) each."
             )
         ends = np.stack([change(mean - 2.0 * sd), change(mean + 2.0 * sd)])
         _draw(ax, along_it, change(mean), ends)

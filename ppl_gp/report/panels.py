@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import arrays
-from ppl_gp.frames.opened import ArrayNames, Labelled, opened
+from ppl_gp.frames.opened import ArrayNames, opened
 from ppl_gp.reading.arguments import argument_names
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.query.by_names import with_observations
@@ -92,10 +92,6 @@ def draw_classes(ax, x, probs, data_x, y, levels=None, marker=""):
         at = data_x[y == c]
         ax.plot(at, np.full(at.size, 1.05 + 0.05 * c), "|", color=colour)
     ax.set_yticks(np.linspace(0.0, 1.0, 6))
-
-
-def draw_points(ax, x, y, label="data"):
-    ax.plot(x, y, "o", color=CLASS_COLOURS[0], markersize=3, alpha=0.7, label=label)
 
 
 def draw_rug(ax, x, y, levels=None):
@@ -188,7 +184,5 @@ def variable(what: str, values: Any) -> Column:
     """Of a column of a frame, a DataArray or an array. Raises `DataError` as `opened`."""
     if (table := opened(what, values)) is None:
         return Column(np.asarray(values), "")
-    (part, *_), names = table.parts, table.names
-    labels = part.labels if isinstance(part, Labelled) else None
-    array = table.array(what, names.levels or (None,))
-    return Column(array, names.columns[0] if names.columns else "", labels)
+    names = table.names
+    return Column(table.array(), names.columns[0] if names.columns else "", names.level(0))

@@ -54,10 +54,9 @@ def plot_band(
     if isinstance(given, np.ndarray):
         given = given.reshape(-1, *trained[1:])
     X_new = np.asarray(by_names(first, given, (), {})[0])
-    what = (data.response or "y") if observed else flabel
     along = panels.Column(X_new.ravel(), xlabel or (data.columns or ("x",))[0])
     cut = {"mean": Slice(X_new, along, {}, frozenset())}
-    figure, axes = draw_slices(fits, cut, X[:, 0], data, what, observed, kwargs)
+    figure, axes = draw_slices(fits, cut, X[:, 0], data, flabel, observed, kwargs)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
 
@@ -84,10 +83,8 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
     for name, ax in axes.items():
         probs = np.asarray(fits[name].predict(grid, **kwargs).probs)
         if probs.shape != (len(grid),):
-            raise DataError(
-                f"plot_surface shows p(y = 1) of binary observations; '{name}' predicts shape "
-                f"{probs.shape}."
-            )
+            told = f"'{name}' predicts shape {probs.shape}."
+            raise DataError(f"plot_surface shows p(y = 1) of binary observations; {told}")
         shown = (*sides, probs.reshape(num, num))
         surface = ax.contourf(*shown, np.linspace(0, 1, 11), cmap="PuOr_r", alpha=0.8)
         ax.contour(*shown, [0.5], colors="black", linewidths=1.2)
@@ -101,9 +98,7 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
 
 
 def plot_evidence(comparison: "Comparison") -> "Figure":
-    """Each method's log evidence or bound beside the importance-sampled truth at the same
-    hyperparameters (+-2 s.e.).
-    """
+    """Each method's log evidence or bound, and the importance-sampled truth there (+-2 s.e.)."""
     rows = [row for row in comparison.table if row["log_evidence"] is not None]
     if not rows:
         raise DataError(
@@ -280,8 +275,7 @@ def _curve(fit: Fit, X_test, y_test, args, kwargs) -> _Curve:
         curve = scores.reliability(prediction, y)
     elif found is None:
         raise DataError(
-            "plot_calibration shows one observed site of numbers or classes; the model "
-            "observes vectors or several sites."
+            "plot_calibration shows one site of numbers or classes, not vectors or several sites."
         )
     else:
         words = ("nominal coverage", "observed coverage")

@@ -17,6 +17,9 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.record import Record
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _LISTED = 6  # columns that a title tells of one by one
 
 
@@ -55,9 +58,8 @@ def inputs_in_columns(
     fit: Record, X: Any, units: Mapping[Any, tuple[float, float]] | None = None
 ) -> list[panels.Column]:
     """Inputs by the names of the fit, else by their own, else called x0, x1, ... `units`: {column:
-    (shift, scale)} of columns that hold (value - shift) / scale.
-
-    Raises `DataError` where they are no table of rows and columns, and for units of others.
+    (shift, scale)} of columns that hold (value - shift) / scale. Raises `DataError` if they are not
+    a table of rows and columns, and for units of other columns.
     """
     first = argument_names(fit.model, 1)[0]
     own = arrays([first], (X,), {})[2].get(first)
@@ -99,9 +101,6 @@ def slice_through(
     variable = panels.Column(columns[j].own(values), columns[j].name, columns[j].labels)
     return Slice(X, variable, told, frozenset(columns[k].name for k in given))
 
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _LINES = panels.COLOURS[2:]  # the first two are the classes' and the data's
 _DASHES = ("-", "--", ":", "-.")
@@ -145,9 +144,8 @@ def plot_slice(
     columns, data = inputs_in_columns(first, X, units), panels.shown(first, X, y)
     slices = _slices(columns, along, dict(at or {}), num)
     column = columns[place(columns, "along", along)]
-    what, width = (data.response or "y") if observed else flabel, 60 if len(fits) == 1 else 90
-    x, given = column.own(column.values), f"at={at}"
-    figure, axes = draw_slices(fits, slices, x, data, what, observed, kwargs, width, given)
+    x = column.own(column.values)
+    figure, axes = draw_slices(fits, slices, x, data, flabel, observed, kwargs)
     told = next(iter(axes.values())).get_legend_handles_labels()
     figure.legend(*told, loc="outside lower center", ncols=4, fontsize="small")
     return figure
@@ -158,16 +156,14 @@ def draw_slices(
     slices: Mapping[str, Slice],
     x: np.ndarray,
     data: panels.Shown,
-    what: str,
+    flabel: str,
     observed: bool,
     kwargs: dict,
-    width: int = 90,
-    given: str = "",
 ):
-    """(figure, {name: axes}): a panel a fit with a line a slice, and the data, whose values along
-    it are `x`, beneath. `width`: of a title's lines; `given`: what the slices were asked for by.
-    """
-    title = f"Mean of {what} and its 95 % interval{_held(slices, width)}"
+    """(figure, {name: axes}): a panel per fit with a line per slice over the data, at `x`."""
+    what = (data.response or "y") if observed else flabel
+    held = _held(slices, 60 if len(fits) == 1 else 90)
+    title = f"Mean of {what} and its 95 % interval{held}"
     figure, axes = panels.one_each(list(fits), title)
     for name, ax in axes.items():
         for i, (label, cut) in enumerate(slices.items()):
@@ -175,7 +171,8 @@ def draw_slices(
             if ends is not None:
                 _draw(ax, cut, mean, ends, label, i, len(slices))
             elif len(slices) > 1:
-                raise DataError(f"{given}: classes have a line each; give one value per column.")
+                told = "classes have a line each; give one value per column."
+                raise DataError(f"at asks for the lines {list(slices)}, and {told}")
         if ends is None:
             mark = "o" if cut.along.labels else ""
             panels.draw_classes(ax, cut.along.values, mean, x, data.y, data.levels, mark)
@@ -225,6 +222,8 @@ def _draw(ax, cut: Slice, mean, ends, label: str, i: int, num: int) -> None:
 def _data(ax, x, data: panels.Shown, cut: Slice, observed: bool) -> None:
     """Beneath the lines; along labels a rug would show the same mark again and again."""
     if observed:
-        panels.draw_points(ax, x, data.y, label="data" if not cut.held else "data, all rows")
+        label = "data, all rows" if cut.held else "data"
+        how = {"color": panels.CLASS_COLOURS[0], "markersize": 3, "alpha": 0.7, "label": label}
+        ax.plot(x, data.y, "o", **how)
     elif cut.along.labels is None:
         panels.draw_rug(ax, x, data.y, data.levels)

@@ -31,12 +31,7 @@ _BETWEEN = "__"
 
 
 class GPEstimator(BaseEstimator, abc.ABC):
-    """A declared model and a method behind scikit-learn's verbs. Stores its parameters untouched.
-
-    Fitted: `fit_result_`, the `Fit`, with all of its verbs; `model_`, the function that was fitted;
-    `log_evidence_`, nats, `None` where hyperparameters are sampled; `hyper_`, {site: array};
-    `n_features_in_`, `feature_names_in_`.
-    """
+    """A model and a method behind scikit-learn's verbs. Parameters are stored untouched."""
 
     def __init__(self, model=None, method=None, arguments=None, random_state=None):
         self.model = model
@@ -53,9 +48,7 @@ class GPEstimator(BaseEstimator, abc.ABC):
         """The method of up to `DENSE_ROWS` rows where none is given."""
 
     def get_params(self, deep=True):
-        """{name: value} of the parameters; `deep`: with the method's own settings,
-        `method__max_steps`, `method__hyper__restarts` ...
-        """
+        """{name: value}; `deep`: with the method's settings, such as `method__hyper__restarts`."""
         own = super().get_params(deep)
         return {**own, **settings(own[_METHOD], _METHOD)} if deep else own
 
@@ -132,9 +125,7 @@ class GPEstimator(BaseEstimator, abc.ABC):
 
 
 def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
-    """Raise `DataError` for a model that is no function of X and y, and for `arguments` that it
-    does not take.
-    """
+    """Raise `DataError` for a model that is not a function of X and y, or lacks `arguments`."""
     if not callable(model):
         raise DataError(f"{estimator}(model={model!r}): give a function model(X, y=None, ...).")
     if arguments is not None and not isinstance(arguments, Mapping):
@@ -155,8 +146,7 @@ def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
     unknown = [k for k in arguments or () if k not in own and (k == "y" or not anything)]
     if unknown:
         raise DataError(
-            f"{estimator}(arguments=...): {unknown} are no arguments of the model beside X and y; "
-            f"it has {own}."
+            f"{estimator}(arguments=...): {unknown} are no arguments of the model; it has {own}."
         )
 
 
@@ -170,9 +160,7 @@ def require_none_of_rows(estimator: str, fit: Fit, arguments: Mapping | None) ->
 
 
 def settings(value: Any, name: str) -> dict[str, Any]:
-    """{name of a setting, `name` and its path in front: value} of a configuration; empty for what
-    is none.
-    """
+    """{name__path: value} of the settings of a configuration, and of those inside of it."""
     found = {}
     for field in _fields(value):
         inner = name + _BETWEEN + field

@@ -42,8 +42,9 @@ class GPRegressor(RegressorMixin, GPEstimator):
       for each row belongs into columns of X, which the model takes apart.
     - `random_state`: an integer, a `RandomState` or `None`, for the key of the fit.
 
-    **Fitted:** `fit_result_` (the `Fit`), `model_`, `log_evidence_` (nats, `None` where
-    hyperparameters are sampled), `hyper_`, `n_features_in_`, `feature_names_in_`.
+    **Fitted:** `fit_result_` (the `Fit`, with all of its verbs), `model_` (the function that was
+    fitted), `log_evidence_` (nats, `None` where hyperparameters are sampled), `hyper_` ({site:
+    array}), `n_features_in_`, `feature_names_in_`.
 
     A pickle holds what `fit.save` writes, without the observations, and the model by its name:
     `StoreError` for a lambda or a function inside of another. Cost: that of the method.
@@ -133,16 +134,10 @@ class GPClassifier(ClassifierMixin, GPEstimator):
       `priors.lengthscale(X)`, that of v LogNormal(1, 1).
     - `method`: any method of `pg.fit`. `None`: up to 1000 rows `EP()` for two classes and
       `Laplace()` for more, else `SVGP()`.
-    - `arguments`: {name: value} of further arguments of the model, in training and in predictions;
-      of the model `None` `{"lengthscale_prior": (concentration, rate)}`. What has an entry for each
-      row belongs into columns of X, which the model takes apart.
-    - `random_state`: an integer, a `RandomState` or `None`, for the key of the fit.
+    - `arguments`, `random_state`: as for `GPRegressor`; the model `None` has the argument
+      `{"lengthscale_prior": (concentration, rate)}`.
 
-    **Fitted:** `classes_` (C,), `fit_result_` (the `Fit`), `model_`, `log_evidence_` (nats, `None`
-    where hyperparameters are sampled), `hyper_`, `n_features_in_`, `feature_names_in_`.
-
-    A pickle holds what `fit.save` writes, without the observations, and the model by its name:
-    `StoreError` for a lambda or a function inside of another. Cost: that of the method.
+    **Fitted:** `classes_` (C,), and all that a `GPRegressor` has. It is pickled like one.
     """
 
     def fit(self, X, y):
@@ -156,8 +151,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(
-                f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}; give rows of "
-                "two classes or more."
+                f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}; give another."
             )
         return self._infer(np.asarray(X), codes)
 
