@@ -136,8 +136,9 @@ def log_prob_per_datum(site):
     log_prob = (
         jnp.where(mask_of(fn), bare(fn).log_prob(value), 0.0) if hidden else fn.log_prob(value)
     )
-    if site["scale"] is not None:
-        log_prob = site["scale"] * log_prob
+    if (scale := site["scale"]) is not None:
+        more = jnp.ndim(log_prob) - len(fn.batch_shape)  # axes that `to_event` took
+        log_prob = log_prob * jnp.reshape(scale, (*jnp.shape(scale), *[1] * more))
     return sum_per_datum(site, log_prob)
 
 

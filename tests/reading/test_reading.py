@@ -412,3 +412,20 @@ def test_dtypes_that_densities_take_are_left_alone():
         for y in (Y, Y.astype(float)):
             site = {"type": "sample", "is_observed": True, "fn": family, "value": jnp.asarray(y)}
             assert require_dtype("y", site, "y") is None  # it raises for another dtype
+
+
+@pytest.mark.parametrize("units", [2, 3])
+def test_a_weight_of_each_unit_stays_with_it_where_the_rows_are_an_event(units):
+    """As many units as rows, too: there a weight of a unit would pass for one of a row."""
+    rows, w = 3, jnp.arange(1.0, 1.0 + units)
+    y = jnp.asarray(np.random.default_rng(0).normal(size=(units, rows)))
+
+    def model(X, w, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("units", w.shape[0]), handlers.scale(scale=w):
+            loc = jnp.broadcast_to(f, (w.shape[0], X.shape[0]))
+            numpyro.sample("y", dist.Normal(loc, 0.5).to_event(1), obs=y)
+
+    f = jnp.linspace(-1.0, 1.0, rows)
+    found = pg.read(model, jnp.arange(1.0 * rows), w, y=y, hyper={}).log_lik(f)
+    np.testing.assert_allclose(found, w @ dist.Normal(f, 0.5).log_prob(y), rtol=1e-12)
