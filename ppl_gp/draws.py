@@ -170,11 +170,6 @@ class Draws(eqx.Module):
         found = self.at(indices)
         return dataclasses.replace(found, log_weights=jax.nn.log_softmax(found.log_weights))
 
-    @property
-    def heaviest(self) -> "Draws":
-        """The entry of the largest weight, the first of equal ones."""
-        return self.at(jnp.argmax(self.log_weights))
-
     def is_weighted(self) -> bool:
         """Whether weights differ by more than rounding. Not under `jit`."""
         w = np.asarray(self.log_weights)
@@ -223,7 +218,8 @@ class Mixture(eqx.Module):
             return mixed_normals(self.draws.log_weights, mean, spread)
         spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
         components = dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread))
-        return dist.MixtureSameFamily(_shares(self.draws.log_weights, mean), components)
+        shares = dist.CategoricalLogits(self.draws.log_weights.astype(mean.dtype))
+        return dist.MixtureSameFamily(shares, components)
 
 
 def mixed_normals(
@@ -233,8 +229,4 @@ def mixed_normals(
     mean, variance = (jnp.moveaxis(x, 0, -1) for x in (mean, variance))
     # what a draw leaves no uncertainty about has a variance of zero
     normals = dist.Normal(mean, jnp.sqrt(variance), validate_args=False)
-    return dist.MixtureSameFamily(_shares(log_weights, mean), normals)
-
-
-def _shares(log_weights, like) -> dist.CategoricalLogits:
-    return dist.CategoricalLogits(log_weights.astype(like.dtype))
+    return dist.MixtureSameFamily(dist.CategoricalLogits(log_weights.astype(mean.dtype)), normals)

@@ -24,6 +24,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.mean_field.log_joint import LogJoint, scored
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed
+from ppl_gp.results.query.layout import outcomes
 from ppl_gp.results.record import Record, first_trace
 
 _SPREADS = (0.3, 1.0, 2.0)  # of values, in NumPyro's unconstrained coordinates
@@ -143,17 +144,8 @@ def _others(trace: dict, latents, name: str, plates) -> Iterator[_Part]:
         fn: Any = unwrap(trace[k]["fn"])
         if fn.support is constraints.simplex and trace[k]["fn"].event_shape == (size,):
             yield _Part(((k, -1),))
-        elif _categories(fn) == list(range(size)):
+        elif outcomes(fn) == tuple(range(size)):
             yield _Part(label=k)
-
-
-def _categories(fn) -> list[int] | None:
-    if not (fn.support.is_discrete and fn.has_enumerate_support) or fn.event_shape:
-        return None
-    try:
-        return np.ravel(np.asarray(fn.enumerate_support(expand=False))).astype(int).tolist()
-    except (NotImplementedError, ValueError):  # totals that differ
-        return None
 
 
 def _values(trace: dict, latents, i: int) -> dict:
@@ -162,7 +154,7 @@ def _values(trace: dict, latents, i: int) -> dict:
     for k, key in zip(latents, random.split(random.key(i), len(latents)), strict=True):
         site, fn = trace[k], unwrap(trace[k]["fn"])
         shape = tuple(site["fn"].shape())
-        if (categories := _categories(fn)) is not None:
+        if (categories := outcomes(fn)) is not None:
             found[k] = jnp.asarray(rng.choice(categories, shape))
         elif fn.support.is_discrete:
             found[k] = site["value"]

@@ -37,12 +37,6 @@ class Part(NamedTuple):
         return Part(groups, dotted(dims), dotted(self.named))
 
 
-def label_of(name: str, trace: dict) -> str:
-    """A site's name for the user: without the "_observed" that obs_mask adds."""
-    stem = name.removesuffix("_observed")
-    return stem if f"{stem}_unobserved" in trace else name
-
-
 def observed_names(trace: dict) -> list[str]:
     return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
 

@@ -16,6 +16,7 @@ one of them: the widened prior is in all.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -30,13 +31,12 @@ from numpyro.distributions.transforms import biject_to
 
 from ppl_gp.deep.latents import FreeGaussian, LatentGuide, latent_form, latent_size
 from ppl_gp.draws import Draws
-from ppl_gp.gp import unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.roles import log_prob_per_datum, roles
 from ppl_gp.reading.tracing import reading_of, run
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.integrals.several import log_lik_above, quick_log_lik
-from ppl_gp.results.query.layout import Layout
+from ppl_gp.results.query.layout import Layout, outcomes
 from ppl_gp.results.query.query import Query, drawn_runs
 from ppl_gp.results.record import Record
 
@@ -57,19 +57,12 @@ def all_labels(query: Query) -> np.ndarray | None:
     """(K, sites) labels of the rows' latents; `None` where one has no short list of categories."""
     names, hyper = query.layout.local_latents, query.draws.at(0).hyper
     trace = run(query.model, query.new_args, query.new_kwargs, hyper) if names else {}
-    supports = [_support(trace[k], query.layout.num) for k in names]
-    if any(s is None for s in supports) or np.prod([len(s) for s in supports]) > MAX_COMBINATIONS:  # pyright: ignore[reportArgumentType]
+    fns = [trace[k]["fn"] for k in names]
+    supports = [outcomes(fn) or () for fn in fns if fn.shape() == (query.layout.num,)]
+    num = math.prod(map(len, supports))
+    if len(supports) < len(names) or not 0 < num <= MAX_COMBINATIONS:
         return None
-    found = list(itertools.product(*supports))  # pyright: ignore[reportArgumentType]
-    return np.array(found, int).reshape(len(found), len(names))
-
-
-def _support(site: dict, num: int) -> list[int] | None:
-    """The categories of a site of one label a row."""
-    fn: Any = unwrap(site["fn"])
-    if not (fn.support.is_discrete and fn.has_enumerate_support and site["fn"].shape() == (num,)):
-        return None
-    return np.ravel(fn.enumerate_support(expand=False)).astype(int).tolist()
+    return np.array(list(itertools.product(*supports)), int).reshape(num, len(names))
 
 
 def labelled(query: Query, hyper: dict, labels) -> tuple[dict, Any]:
@@ -134,9 +127,9 @@ class Proposals(eqx.Module):
     @staticmethod
     def fitted(query: Query, groups, encoders: dict, key) -> "Proposals":
         """Gaussians for the latents that no encoder knows: the ELBO of each datum at the first draw
-        of the hyperparameters. `groups`: `several.coupled_groups`.
+        of the largest weight. `groups`: `several.coupled_groups`.
         """
-        draw, num = query.draws.heaviest, query.layout.num
+        draw, num = query.draws.at(jnp.argmax(query.draws.log_weights)), query.layout.num
         own = Proposals(query, groups, encoders, {})
         sites = own._sites(draw, {})
         own = dataclasses.replace(own, wide=own._widened(draw, sites))

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, PplGpError
-from ppl_gp.gp import bare, bare_shape, unwrap
+from ppl_gp.gp import bare_shape, unwrap
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted
 from ppl_gp.reading.roles import data_axis, is_gp, is_missing_part
@@ -143,22 +143,34 @@ def _run(model, args, kwargs, hyper):
 
 
 def _observed_site(name, site, trace) -> ObservedSite:
-    fn = bare(site["fn"])
-    masked = name.endswith("_observed") and name.removesuffix("_observed") + "_unobserved" in trace
     ndim = len(bare_shape(site["fn"]))
     axis = data_axis(site, ndim)
-    label = name.removesuffix("_observed") if masked else name
-    support = unwrap(fn).support is constraints.boolean
-    return ObservedSite(name, label, axis if axis is None else axis + ndim, _support(fn), support)
+    is_boolean = unwrap(site["fn"]).support is constraints.boolean
+    return ObservedSite(
+        name,
+        label_of(name, trace),
+        axis if axis is None else axis + ndim,
+        outcomes(site["fn"]),
+        is_boolean,
+    )
 
 
-def _support(fn) -> tuple[int | float, ...] | None:
+def label_of(name: str, trace: dict) -> str:
+    """A site's name for the user: without the "_observed" that obs_mask adds."""
+    stem = name.removesuffix("_observed")
+    return stem if f"{stem}_unobserved" in trace else name
+
+
+def outcomes(fn) -> tuple[int | float, ...] | None:
+    """What an entry of fn can be, if that is one of at most `MAX_SUPPORT` numbers, the same for
+    all entries.
+    """
     core = unwrap(fn)
     if core.event_dim or not core.has_enumerate_support:
         return None
     try:
         with jax.ensure_compile_time_eval():
             values = np.ravel(core.enumerate_support(expand=False))
-    except NotImplementedError:  # a binomial with totals that differ, say
+    except (NotImplementedError, ValueError):  # a binomial with totals that differ, say
         return None
     return tuple(values.tolist()) if values.size <= MAX_SUPPORT else None
