@@ -182,17 +182,15 @@ class Record:
         return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
 
     def require_pairs(self) -> None:
-        """Raise `ModelError` where new rows have no covariance with the training rows."""
+        """Raise `ModelError` where new rows have no covariance with the training rows, and where
+        the entries of a latent with one per datum depend on each other.
+        """
         if self.unpaired and isinstance(self.model, Collapsed):
             require_none_tied(self.model.tied)
-        require_none_tied(self.tied_latents, "fit.hyper")
+        reading = self.model.reading
+        tied = self.draws.known.keys() & {*reading.whole, *reading.mixed}
+        require_none_tied(sorted(tied), "fit.hyper")
         require_pairs(self.unpaired)
-
-    @property
-    def tied_latents(self) -> list[str]:
-        """Latents with an entry per datum that know each other, as one event or in their prior."""
-        reading, sites = self.model.reading, {*self.draws.hyper, *self.draws.latents}
-        return sorted(sites.intersection((*reading.whole, *reading.mixed)))
 
     def warn_of_others(self, verb: str) -> None:
         """Warn of observed sites without an entry for each row, which a verb by row leaves out."""
@@ -250,9 +248,9 @@ def _one_or_all(processes: dict[str, Process]) -> Process | dict[str, Process]:
 
 
 def _told(name: str, value) -> str:
-    if not hasattr(value, "shape") or np.shape(value):
-        return f"{name} {np.shape(value)}" if hasattr(value, "shape") else name
-    return f"{name}={float(value):.4g}"
+    if not hasattr(value, "shape"):  # a network's tree of parameters
+        return name
+    return f"{name} {value.shape}" if value.shape else f"{name}={float(value):.4g}"
 
 
 def first_trace(record: Record) -> dict:

@@ -23,7 +23,7 @@ from numpyro.distributions import biject_to, constraints
 from ppl_gp.gp import unwrap
 from ppl_gp.mean_field.log_joint import LogJoint, scored
 from ppl_gp.quick import quick_jit
-from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed
+from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed, subsampling
 from ppl_gp.results.query.layout import outcomes
 from ppl_gp.results.record import Record, first_trace
 
@@ -100,14 +100,12 @@ def symmetries(fit: Record) -> tuple[Symmetry, ...]:
 
 def _plates(trace: dict) -> dict[str, int]:
     """{name: size} of whole plates of two entries or more in which latents stand, and no data."""
-    latent, seen, whole = {}, data_plates(trace), set()
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["args"][1] in (None, site["args"][0]):
-            whole.add(name)
+    latent, others = {}, data_plates(trace) | subsampling(trace).keys()
+    for site in trace.values():
         if site["type"] == "sample":
             frames = {f.name: f.size for f in site["cond_indep_stack"]}
-            (seen if is_observed(site) else latent).update(frames)
-    return {k: n for k, n in latent.items() if n > 1 and k in whole - seen}
+            (others if is_observed(site) else latent).update(frames)
+    return {k: n for k, n in latent.items() if n > 1 and k not in others}
 
 
 def _symmetry(invariant, trace, latents, name: str, plates) -> Symmetry | None:

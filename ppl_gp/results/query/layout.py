@@ -17,7 +17,7 @@ from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.gp import bare_shape, unwrap
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted
-from ppl_gp.reading.roles import data_axis, is_gp, is_missing_part
+from ppl_gp.reading.roles import data_axis, is_gp, is_missing_part, subsampling
 from ppl_gp.reading.tracing import run
 
 MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
@@ -107,13 +107,12 @@ def _require_same_members(trace: dict, hyper: dict, cause: Exception | None = No
 
 def require_all_rows(trace: dict) -> None:
     """Raise `DataError` where a plate subsamples: an answer would be of random rows."""
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
-            raise DataError(
-                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows "
-                "at random, and an answer is wanted for all: make its subsample_size an argument "
-                "of the model that can be None, and pass None here."
-            )
+    for name, (size, batch) in subsampling(trace).items():
+        raise DataError(
+            f"plate '{name}' of the model takes {batch} of {size} rows at random, and an answer is "
+            "wanted for all: make its subsample_size an argument of the model that can be None, "
+            "and pass None here."
+        )
 
 
 def _run(model, args, kwargs, hyper):
