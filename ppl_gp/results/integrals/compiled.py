@@ -20,7 +20,6 @@ from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.arguments import is_array
 from ppl_gp.results.integrals import cubature
-from ppl_gp.results.integrals.cubature import Effort
 from ppl_gp.results.integrals.likelihood import mean_and_variance, over_entries
 from ppl_gp.results.integrals.several import Entries, entries_of, stacked
 from ppl_gp.results.query.layout import ObservedSite
@@ -45,7 +44,9 @@ class Outcome(NamedTuple):
     quantiles_error: Any = None
 
 
-def outcome_over(site: ObservedSite, seen: Entries, trace_at, f: dict, effort: Effort) -> Outcome:
+def outcome_over(
+    site: ObservedSite, seen: Entries, trace_at, f: dict, effort: cubature.Effort
+) -> Outcome:
     """Of a site whose entries see at most three functions, or all of them in a straight line;
     nothing of others, which are drawn. trace_at: {site: f} -> trace.
     """
@@ -66,7 +67,7 @@ def outcome_over(site: ObservedSite, seen: Entries, trace_at, f: dict, effort: E
     return Outcome(over_entries(site, shape, seen.functions, rows, ask))
 
 
-def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: Effort):
+def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: cubature.Effort):
     """log p(y = k) of every outcome k in the support, normalised over k: (K, *batch), nats."""
     shape = jax.eval_shape(fn_at, f.mean).batch_shape
 

@@ -23,16 +23,7 @@ from ppl_gp.quick import pruned
 from ppl_gp.reading import affine
 from ppl_gp.reading.affine import Dependence
 from ppl_gp.reading.interactions import dependence
-from ppl_gp.results.integrals.cubature import (
-    MAX_DIMENSIONS,
-    OF_LAYERS,
-    Effort,
-    above,
-    floored,
-    log_expectation,
-    log_integral,
-    minus_hessian,
-)
+from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum, mean_and_variance
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import Integration, Query
@@ -112,7 +103,7 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     by_entry = companions @ np.any([by_site(on) for on in found.on], 0)  # (F, E)
     sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
     size = max(1, *map(len, sets)) if sets else 1
-    if size > MAX_DIMENSIONS:
+    if size > cubature.MAX_DIMENSIONS:
         return Entries(None, is_affine)
     # any others will do: the entry does not see them
     filled = [(*s, *(i for i in range(num) if i not in s))[:size] for s in sets]
@@ -168,10 +159,10 @@ def stacked(f: dict[str, Any]) -> tuple[Moments, Callable]:
     def back(rows):
         return {k: joint[k].at(x) if k in joint else x for k, x in rebuild(rows).items()}
 
-    return jax.vmap(floored)(Moments(mean, variance)), back
+    return jax.vmap(cubature.floored)(Moments(mean, variance)), back
 
 
-def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key):
+def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: cubature.Effort, key):
     """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under Gaussian f of these
     `Moments` or `JointMoments`; log_lik: {site: f} -> (M,).
     """
@@ -192,7 +183,7 @@ def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key
             i, key = entry
             log_g = lambda x: at(base.at[i].set(x)) - offset  # noqa: E731
             own = Moments(rows.mean[i], rows.variance[i])
-            return log_integral(log_g, own, effort, key, quadratic=is_quadratic)
+            return cubature.log_integral(log_g, own, effort, key, quadratic=is_quadratic)
 
         keys = random.split(random.fold_in(key, size), index.shape[0])
         found, squares = lax.map(one, (index, keys))
@@ -218,7 +209,7 @@ def quadratic_log_expectation(log_lik, f: dict[str, Moments]) -> Float[Array, "M
     """log E[exp log_lik(f)_n] by slope and curvature along each function at the means, (M,)."""
     (mean, variance), rebuild = stacked(f)
     slope = jax.grad(pruned(lambda rows: jnp.sum(log_lik(rebuild(rows))), mean))
-    curvature = jnp.einsum("mii->im", minus_hessian(slope, mean))
+    curvature = jnp.einsum("mii->im", cubature.minus_hessian(slope, mean))
     g, h = slope(mean), -jnp.maximum(curvature, 0.0)
     shrunk = 1.0 - variance * h
     return log_lik(rebuild(mean)) + 0.5 * jnp.sum(variance * g**2 / shrunk - jnp.log(shrunk), 0)
@@ -226,12 +217,12 @@ def quadratic_log_expectation(log_lik, f: dict[str, Moments]) -> Float[Array, "M
 
 def log_lik_above(query: Query, groups) -> Callable:
     """(trace, f, key) -> log p(y*_n | what was drawn below), (M,): outer sites are integrated."""
-    how, outer = OF_LAYERS, outer_sites(query)
+    how, outer = cubature.OF_LAYERS, outer_sites(query)
 
     def log_lik(trace, f, key):
         at = _log_lik_at(query, trace)
         if query.site is not None:
-            return log_expectation(lambda x: at({query.site: x}), f[query.site], how.nodes)
+            return cubature.log_expectation(lambda x: at({query.site: x}), f[query.site], how.nodes)
         return log_expectation_over(at, {k: f[k] for k in outer}, groups, how, key)[0]
 
     return log_lik
@@ -253,5 +244,5 @@ def quick_log_lik(query: Query, groups) -> Callable:
 
 def _log_lik_at(query: Query, trace: dict) -> Callable:
     """{outer GP site: f} -> log p(y*_n | f, what was drawn below), (M,)."""
-    trace_at = above(query, trace)
+    trace_at = cubature.above(query, trace)
     return lambda f: log_density_per_datum(trace_at(f), query.layout)

@@ -25,7 +25,6 @@ from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.results.integrals import cubature, several
 from ppl_gp.results.integrals.compiled import predictive
-from ppl_gp.results.integrals.cubature import log_expectation_and_error
 from ppl_gp.results.integrals.factorised import integrated_log_density
 from ppl_gp.results.integrals.latents import Proposals, combinations, summed_log_density
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
@@ -87,7 +86,7 @@ def _integrated(query: Query, groups, labels, num_draws: int, draw, key):
         concave = is_concave(lambda f: query.trace(draw, named(f)), None, query.layout.num)
         f: Any = query.marginals(draw)[query.site]
         how = f, cubature.num_nodes(query), concave
-        log_p, log_nodes = log_expectation_and_error(lambda f: log_lik(named(f)), *how)
+        log_p, log_nodes = cubature.log_expectation_and_error(lambda f: log_lik(named(f)), *how)
     else:
         f, effort = query.marginals(draw), cubature.effort_of(query, num_draws)
         log_p, error = several.log_expectation_over(log_lik, f, groups, effort, key)
