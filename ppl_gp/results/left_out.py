@@ -27,7 +27,6 @@ from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.cubature import NODES, SEVERAL_NODES, Effort, log_expectation
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.integrals.several import log_expectation_over
-from ppl_gp.results.query.layout import Layout
 from ppl_gp.results.record import prior_at
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 
@@ -45,17 +44,15 @@ def cavity_log_densities(
     q_{-n} of `rows` is `method`'s fit to the other rows, which starts from q's sites, where that
     converges; else, and of all other rows, it is the cavity.
     """
-    plan, several = Layout((), (), num), draws.num > 1
+    several = draws.num > 1
     effort = Effort(SEVERAL_NODES[several], several, DRAWS)
 
     def one(draw):
         latent: Any = draw.kept[site]
         hyper, off, sparse = draw.known, jnp.zeros(()), isinstance(latent, FromInducing)
         factors: Any = None if sparse else read(model, *args, hyper=hyper, **kwargs)
-
-        def log_lik(f, weighed=False):
-            trace = run(model, args, kwargs, hyper, {site: f})
-            return log_density_per_datum(trace, plan, weighed)
+        trace_at = lambda f: run(model, args, kwargs, hyper, {site: f})  # noqa: E731
+        log_lik = lambda f, weighed: log_density_per_datum(trace_at(f), weighed)  # noqa: E731
 
         def score(moments, weighed=False):
             if isinstance(moments, JointMoments):  # by cubature, or weighted draws above 3
@@ -64,8 +61,8 @@ def cavity_log_densities(
                 return log_expectation_over(log_p, {site: moments}, together, effort, key)[0]
             proper = jnp.isfinite(moments.variance)  # else one row's NaN is every row's
             at = Moments(*(jnp.where(proper, x, 1.0) for x in (moments.mean, moments.variance)))
-            concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
-            found = log_expectation(lambda f: log_lik(f, weighed), at, NODES[several], concave)
+            log_p, concave = lambda f: log_lik(f, weighed), is_concave(trace_at, None, num)
+            found = log_expectation(log_p, at, NODES[several], concave)
             return jnp.where(proper, found, jnp.nan)
 
         if sparse:
@@ -141,13 +138,12 @@ def distinct(log_lik) -> np.ndarray:
 
 
 @full_jit
-def draw_log_densities(model, hyper, f, args, kwargs, num: int):
+def draw_log_densities(model, hyper, f, args, kwargs):
     """log p(y_n | f, hyperparameters) of all sites of a datum, and that by `scale`; (S, N) each."""
-    plan = Layout((), (), num)
 
     def one(draw):
         trace = run(model, args, kwargs, *draw)
-        return log_density_per_datum(trace, plan), log_density_per_datum(trace, plan, True)
+        return log_density_per_datum(trace), log_density_per_datum(trace, weighed=True)
 
     return lax.map(one, (hyper, f))
 

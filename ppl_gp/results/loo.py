@@ -158,7 +158,7 @@ def _by_draws(fit: Record, sites: dict, data: _Data):
     hyper, f = _draws_of_blocks(fit) if fit.blocks else posterior_draws(fit, random.key(0), DRAWS)
     found = None if data.scaled else densities_without_labels(fit, sites, hyper, data.num)
     if found is None:
-        densities, removed = draw_log_densities(fit.model, hyper, f, *given, data.num)
+        densities, removed = draw_log_densities(fit.model, hyper, f, *given)
         draws = {**hyper, **f}
     else:
         densities, draws = found
@@ -248,7 +248,7 @@ def _corrected(fit: Record, data: _Data):
     given, known = (fit.args, fit.kwargs), fit.draws.at(0).known
     f, log_lik, log_ratio = corrected_draws(fit.model, fit.draws, data.num, *given)
     hyper = {k: jnp.broadcast_to(v, (DRAWS, *jnp.shape(v))) for k, v in known.items()}
-    densities, removed = draw_log_densities(fit.model, hyper, f, *given, data.num)
+    densities, removed = draw_log_densities(fit.model, hyper, f, *given)
     return _weighed(fit, data, densities, removed, f, log_lik + log_ratio)
 
 
@@ -378,7 +378,7 @@ def _khat(fit: Record, site: str, num: int) -> np.ndarray:
     else:  # log q(u) - log p(u)
         f, _, log_ratio = corrected_draws(fit.model, fit.draws, num, *given)
         log_sites = -log_ratio
-    _, log_p = draw_log_densities(fit.model, hyper, f, *given, num)
+    _, log_p = draw_log_densities(fit.model, hyper, f, *given)
     log_w = jnp.sum(log_p, 1) - log_sites
     return khats(np.asarray(log_p - log_w[:, None]).T)
 

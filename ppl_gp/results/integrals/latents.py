@@ -79,7 +79,7 @@ def labelled(query: Query, hyper: dict, labels) -> tuple[dict, Any]:
 def log_density_of_labels(query: Query, hyper: dict, labels):
     """log p(y_n, z_n = labels) of every row, (M,), as `labelled`."""
     trace, log_prior = labelled(query, hyper, labels)
-    return log_prior + log_density_per_datum(trace, query.layout)
+    return log_prior + log_density_per_datum(trace)
 
 
 def summed_log_density(query: Query, draw: Draws, labels):

@@ -13,7 +13,7 @@ from ppl_gp.draws import Moments
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.roles import log_prob_per_datum
-from ppl_gp.results.query.layout import Layout, ObservedSite
+from ppl_gp.results.query.layout import ObservedSite
 
 
 def by_datum(x, site: ObservedSite):
@@ -64,7 +64,7 @@ def _is_circular(fn) -> bool:
     return isinstance(core, _CIRCULAR) or any(_is_circular(x) for x in inner if x is not None)
 
 
-def log_density_per_datum(trace: dict, plan: Layout, weighed: bool = False) -> Float[Array, "M"]:
+def log_density_per_datum(trace: dict, weighed: bool = False) -> Float[Array, "M"]:
     """sum over observed sites of log p(y_n | f), (M,), nats. Masks hold; `scale`, a device of
     training, does not unless `weighed`.
 

@@ -48,9 +48,7 @@ def coupled_groups(query: Query) -> tuple[tuple[int, ...], ...]:
     from scipy.sparse.csgraph import connected_components  # here: few models need it
 
     trace_at, rows = _rows_at(query)
-    found = dependence(
-        lambda f: log_density_per_datum(trace_at(f), query.layout), rows.shape[0], rows
-    )
+    found = dependence(lambda f: log_density_per_datum(trace_at(f)), rows.shape[0], rows)
     correlated = _correlated(query)
     # those that are seen, and those that are correlated with them
     seen = correlated @ np.asarray(found.on[0].any(1))
@@ -245,4 +243,4 @@ def quick_log_lik(query: Query, groups) -> Callable:
 def _log_lik_at(query: Query, trace: dict) -> Callable:
     """{outer GP site: f} -> log p(y*_n | f, what was drawn below), (M,)."""
     trace_at = cubature.above(query, trace)
-    return lambda f: log_density_per_datum(trace_at(f), query.layout)
+    return lambda f: log_density_per_datum(trace_at(f))

@@ -76,7 +76,7 @@ def _integrated(query: Query, groups, labels, num_draws: int, draw, key):
     """((log w, log w^2, log E[w]^2), log error of nodes) of the density w given a draw."""
 
     def log_lik(f):
-        return log_density_per_datum(query.trace(draw, f), query.layout)
+        return log_density_per_datum(query.trace(draw, f))
 
     error, log_nodes = 0.0, -jnp.inf
     if labels is not None:
@@ -123,7 +123,7 @@ def _over_draws(query: Query, groups, num_draws: int):
         run = drawn_runs(query, draw)
         if is_layers:
             return lambda entry: log_lik(*run(entry[0]), random.key(1))
-        return lambda entry: log_density_per_datum(run(entry[0])[0], query.layout)
+        return lambda entry: log_density_per_datum(run(entry[0])[0])
 
     def component(draw, entries):
         weight = weight_at(draw)
