@@ -17,12 +17,12 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
 from ppl_gp.kept import Process as OneProcess
 from ppl_gp.mean_field.family import Family
+from ppl_gp.posterior import part_processes
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import Declared, declare, require_unchanged
 from ppl_gp.reading.refusals import require_none_tied, require_pairs, unpaired
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.part_processes import part_processes
 from ppl_gp.runtime import one_at_a_time
 from ppl_gp.sparse.parts import PartsVariables
 
