@@ -238,8 +238,7 @@ def _require_own_means(process: Any) -> None:
 def _of_columns(train: Loadings, priors: dict[str, GP], process: Any) -> dict[str, list]:
     """Of each GP's units, by their columns of the predictor: functions, or tables of places."""
     found, start = {}, 0
-    for k in sorted(train.parts):
-        part = train.parts[k]
+    for k, part in sorted(train.parts.items()):
         if k in priors and isinstance(part, Weighted):
             units = range(part.weights.shape[1])
             found[k] = [_of_weighted(part.weights[:, p], priors[k], process) for p in units]
@@ -266,15 +265,14 @@ def _of_table(part: Table, start: int, first: int, prior: GP, process: Any) -> S
         begin = start + first
         half = root.gram.half_of(begin, num)
         mean, reduction = root.mean[begin : begin + num], jnp.eye(num) - half.T @ half
-        return _given(Points(prior.X), prior, mean, reduction)
-    F = part.flat[:, first : first + num]
-    return _given(Points(prior.X), prior, F.T @ process.alpha, root.quadratic(F))
+    else:
+        F = part.flat[:, first : first + num]
+        mean, reduction = F.T @ process.alpha, root.quadratic(F)
+    return _given(Points(prior.X), prior, mean, reduction)
 
 
 def _of_inducing(site: str, prior: GP, process: SparseProcess) -> list[SparseProcess]:
-    """Of a GP's units from its own inducing variables; of one at a table of places, f = L w, w are
-    those.
-    """
+    """Of a GP's units from its own inducing variables; at a table of places, f = L w, from w."""
     variables: Any = process.inducing
     own = Points(prior.X) if site in variables.tables else variables.gps[site]
     start, num = variables.start(site), own.num

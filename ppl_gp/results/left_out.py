@@ -4,7 +4,6 @@ rows, and at draws of f.
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +18,7 @@ from ppl_gp.local.natural import MinusRankOne
 from ppl_gp.mean_field.log_joint import scored
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import as_blocks
-from ppl_gp.quick import full_jit
+from ppl_gp.quick import full_jit, zeros_of
 from ppl_gp.reading.factors import is_concave, read
 from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.roles import is_observed
@@ -108,8 +107,7 @@ def _refits(factors, latent: BehindSites, method, rows):
         others = log_lik.of_rows(every != n)
         nat1 = jnp.where(every != n, jnp.reshape(first.nat1, (-1, log_lik.num)), 0.0)
         start = first.like(jnp.ravel(nat1), jnp.where(every != n, first.nat2, 0.0))
-        blank = eqx.filter_eval_shape(method.solve, K, mean, others, start)
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+        blank = zeros_of(method.solve, K, mean, others, start)
         failed = blank._replace(code=jnp.full_like(blank.code, Result.nonfinite.code))
 
         def attempt(state):  # a loop, so that the second start compiles nothing

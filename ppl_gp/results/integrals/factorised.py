@@ -37,7 +37,7 @@ from ppl_gp.mean_field.conjugacy import affine_in, quadratic_in
 from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.mean_field.family import Family, Rule, Values
 from ppl_gp.mean_field.gaussian import Gaussian
-from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.quick import full_jit, quick_jit, zeros_of
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
 from ppl_gp.results.integrals.compiled import Outcome, outcome_given, outcome_moments
@@ -283,8 +283,7 @@ def _summed(query: Query, values: Values, labels, centre: dict | None) -> tuple[
 
 def _total(function, nodes) -> Any:
     """The sum of function(node) over the leading axis of a tree, one after another."""
-    shape = jax.eval_shape(function, jax.tree.map(lambda x: x[0], nodes))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+    zero = zeros_of(function, jax.tree.map(lambda x: x[0], nodes))
     add = lambda total, node: (jax.tree.map(jnp.add, total, function(node)), None)  # noqa: E731
     return lax.scan(add, zero, nodes)[0]
 

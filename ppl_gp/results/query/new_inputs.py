@@ -37,7 +37,9 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     """
     args, kwargs = as_arrays(args, kwargs)
     names = argument_names(fit.model, max(1 + len(args), len(fit.args)))
-    X = _checked_inputs(X_new, fit.args, _is_table(fit, names[0]))
+    rows = fit.model.reading.row_axes
+    is_table = bool(rows) and names[0] not in map(argument_of, rows)
+    X = _checked_inputs(X_new, fit.args, is_table)
     positional = dict(zip(names[1:], args, strict=False))
     if twice := sorted({names[0], *positional} & set(kwargs)):
         raise DataError(f"{twice} given by position and by keyword; give each argument once.")
@@ -133,13 +135,8 @@ def _in_place(model, X, order: list[str], given: dict) -> tuple[tuple, dict]:
     return (X, *(given.get(n) for n in placed)), {k: v for k, v in given.items() if k not in placed}
 
 
-def _is_table(fit: Record, name: str) -> bool:
-    """Whether an argument holds no rows, and others do."""
-    rows = fit.model.reading.row_axes
-    return bool(rows) and all(argument_of(p) != name for p in rows)
-
-
 def _checked_inputs(X_new, trained: tuple, is_table: bool):
+    """`is_table`: the first argument holds no rows, and others do."""
     if not trained:
         raise DataError(
             "the model was fitted without a positional argument, so X_new has no place; pass X "
