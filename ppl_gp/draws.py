@@ -1,7 +1,5 @@
-"""Weighted draws of all that a fit inferred, and the mixture of posterior processes over them.
-
-Mixtures over weighted draws, accumulated in one pass: memory does not grow with the number of
-draws.
+"""Weighted draws of all that a fit inferred, and mixtures over them, accumulated in one pass:
+memory does not grow with the number of draws.
 """
 
 import dataclasses
@@ -204,9 +202,7 @@ class Mixture(eqx.Module):
     draws: Draws
 
     def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
-        """Marginals: a `MixtureSameFamily` of normals, batch (M,); joint: of multivariate
-        normals.
-        """
+        """A `MixtureSameFamily` of normals, batch (M,); joint: of multivariate normals."""
 
         def one(draw):
             process = self.process_of(draw)

@@ -1,6 +1,4 @@
-"""Log densities of the training data: each datum left out by its cavity or by a fit to the other
-rows, and at draws of f.
-"""
+"""Log densities of the training data: at draws of f, and without each datum, by cavity or refit."""
 
 from typing import Any
 

@@ -81,9 +81,7 @@ class Record:
 
     @functools.cached_property
     def hyper(self) -> dict:
-        """{site: value} of hyperparameters, params and drawn latents, with a leading axis of S
-        draws where they were sampled.
-        """
+        """{hyperparameter, param or drawn latent: value, or (S, ...) where they were sampled}."""
         return self.draws.known if self.sampled else self.draws.at(0).known
 
     @functools.cached_property
@@ -100,9 +98,7 @@ class Record:
 
     @property
     def latent(self) -> Mapping[str, Kept]:
-        """{GP site: what is kept of q(f)}, with a leading axis of S (1 where the hyperparameters
-        are one value).
-        """
+        """{GP site: what is kept of q(f)}, with a leading axis of S draws, or 1."""
         return self.draws.kept
 
     @property
@@ -127,9 +123,9 @@ class Record:
         process} for several sites.
 
         Factored once, at the first use: O(N^3). Where the hyperparameters were integrated, by
-        `Sample` or `Grid`, a call mixes over the S weighted draws, O(S (N^3 + M N^2)), and answers
-        with a `MixtureSameFamily`. Raises `ModelError` where a kernel is no function of two rows,
-        and where the model has no GP.
+        `Sample` or `Grid`, a call returns the `MixtureSameFamily` over the S weighted draws,
+        O(S (N^3 + M N^2)). Raises `ModelError` if a kernel is not a function of two rows, and if
+        the model has no GP.
         """
         if not self.latent:
             raise ModelError(
@@ -175,9 +171,7 @@ class Record:
 
     @functools.cached_property
     def unpaired(self) -> dict[str, str]:
-        """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
-        none with new rows.
-        """
+        """{GP site whose kernel is no function of two rows, and has none with new rows: why}."""
         trace = first_trace(self)
         return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
 

@@ -46,9 +46,7 @@ class Symmetry(NamedTuple):
 
     @property
     def log_count(self) -> float:
-        """log K!, nats: what `compare_models(log_symmetry=)` adds to a bound that is at one of K!
-        modes apart from each other.
-        """
+        """log K!, nats: `compare_models(log_symmetry=)` adds it to a bound at one of K! modes."""
         return math.lgamma(self.size + 1.0)
 
     def __str__(self) -> str:

@@ -1,6 +1,4 @@
-"""`compare`: every method of one model on the same data in one table, judged by truths that none of
-them provides.
-"""
+"""`compare`: methods for one model in one table, judged by truths that none of them provides."""
 
 import csv
 import dataclasses
@@ -88,9 +86,7 @@ class Comparison:
     _scored: dict[str, _Scored] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, name: str, fit: Fit) -> None:
-        """Score one more fit. Raises `DataError` or `ModelError` where it is of another model or of
-        other data.
-        """
+        """Score one more fit. Raises `DataError` for other data, `ModelError` for another model."""
         _require_same_problem(self.fits, name, fit)
         self.notes[name] = []
         self._scored[name] = self._score(name, fit)

@@ -114,9 +114,7 @@ def _why_not(fit: Record) -> str:
 
 @full_jit
 def _coordinates(model, hyper, args, kwargs, latent):
-    """(factors, R, centre, strength): f = mean + R u, u ~ N(0, I) under the prior, q's precisions 1
-    + strength about `centre`.
-    """
+    """(factors, R, centre, strength): f = mean + R u, and q(u) = N(centre, 1 / (1 + strength))."""
     factors = read(model, *args, hyper=hyper, **kwargs)
     L = factors.prior.scale_tril
     strength, U = jnp.linalg.eigh(L.T @ times(latent.sites.nat2, L))

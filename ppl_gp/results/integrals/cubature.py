@@ -105,9 +105,7 @@ class Nodes(NamedTuple):
         return self._folded(part, jnp.add, 0.0)
 
     def _folded(self, part: Callable, combine: Callable, empty: float):
-        """part(f (P, D, M), log_w (P, M)) of the points at one node of the first axis after
-        another; of one axis, of all at once.
-        """
+        """part(f (P, D, M), log_w (P, M)), summed over the nodes of the first of several axes."""
         Q, D, _ = self.grid.shape
         if D == 1:
             return part(self.at(self.grid), self.log_w[:, 0])

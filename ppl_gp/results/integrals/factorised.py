@@ -290,9 +290,7 @@ def _total(function, nodes) -> Any:
 
 @quick_jit
 def _labels_apart(query: Query, blocks, labels):
-    """Whether a row sees its own labels alone: under random labels of all rows it has what it has
-    where all rows have its own.
-    """
+    """Whether a row sees its own labels alone: other rows' random ones change nothing in it."""
     values, num = anywhere(blocks, random.key(5)), query.layout.num
     alone = lax.map(lambda z: _given(query, values, z), labels)
     which = random.randint(random.key(6), (num,), 0, len(labels))

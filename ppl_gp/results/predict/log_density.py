@@ -1,8 +1,5 @@
-"""Compiled log densities of new observations, with the errors of their nodes and of their draws,
-and probability integral transforms: where in its predictive distribution an observation lies.
-
-Latents of new data, h* given (x*, y*): importance resampling from an encoder, or from a Gaussian
-fitted to each datum.
+"""Log densities of new observations, with the errors of their nodes and of their draws; where in
+its predictive distribution an observation lies; and latents of new data.
 """
 
 import dataclasses
@@ -244,8 +241,6 @@ def _infer(query: Query, groups, encoders, key, num_samples: int, num_proposals:
 
 
 def _choose(values, chosen, axis: int):
-    """values (proposals, ..., M at `axis`, ...) at each datum's chosen proposals, (samples,
-    ...).
-    """
+    """(samples, ...): values (proposals, ..., M at `axis`, ...) at each datum's chosen ones."""
     moved = jnp.moveaxis(values, 1 + axis, 1)  # (proposals, M, ...)
     return jnp.moveaxis(moved[chosen, jnp.arange(moved.shape[1])], 1, 1 + axis)

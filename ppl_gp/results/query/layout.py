@@ -161,9 +161,7 @@ def label_of(name: str, trace: dict) -> str:
 
 
 def outcomes(fn) -> tuple[int | float, ...] | None:
-    """What an entry of fn can be, if that is one of at most `MAX_SUPPORT` numbers, the same for
-    all entries.
-    """
+    """What an entry of fn can be: at most `MAX_SUPPORT` numbers, the same for all entries."""
     core = unwrap(fn)
     if core.event_dim or not core.has_enumerate_support:
         return None

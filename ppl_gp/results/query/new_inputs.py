@@ -1,6 +1,4 @@
-"""The arguments of a prediction: new inputs checked against the training inputs, the other
-arguments completed.
-"""
+"""The arguments of a prediction: inputs checked against those of training, others completed."""
 
 from contextlib import contextmanager
 from typing import Any

@@ -1,6 +1,4 @@
-"""A fit together with new inputs: what compiled prediction takes, and the posterior processes at
-one draw.
-"""
+"""A fit with new inputs, which compiled prediction takes, and the posterior processes at a draw."""
 
 import dataclasses
 from collections.abc import Callable
