@@ -76,10 +76,9 @@ def load(path, model: Callable) -> Fit:
         numbers = check_model(told, fit)
     if numbers:
         warn(
-            f"{path}: a number in the model has changed since it was fitted. At the fit's own "
-            f"values this moves the mean log density, or the kernel, of {', '.join(numbers)}. The "
-            "fit predicts by the new numbers, with an f that was inferred by the old ones: put "
-            "these back, or fit again."
+            f"{path}: a number in the model has changed since it was fitted. This moves the mean "
+            f"log density, or the kernel, of {', '.join(numbers)}. The fit predicts by the new "
+            "numbers, with an f that was inferred by the old ones: put these back, or fit again."
         )
     if exact and not jax.config.read("jax_enable_x64"):
         warn(

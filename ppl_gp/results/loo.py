@@ -100,9 +100,8 @@ def loo(fit: Record) -> "ELPDData":
     sites = training_sites(fit)
     if not scored_names(sites):
         raise DataError(
-            "loo() needs observed sites with a density for each datum, and there are none: a "
-            "saved fit does not hold its observations (call loo() before saving), and a "
-            "numpyro.factor is of no datum."
+            "loo() needs observed sites with a density for each datum. A saved fit holds no "
+            "observations (call loo() before saving), and a numpyro.factor belongs to no datum."
         )
     fit.warn_of_others("loo")
     if own := own_effects(fit):
@@ -116,8 +115,7 @@ def loo(fit: Record) -> "ELPDData":
         return _by_cavities(fit, data)
     if data.num > MAX_DATA:
         raise DataError(
-            f"loo() of {data.num} data weighs 1000 draws of each; score held-out data by "
-            "log_density."
+            f"loo() weighs 1000 draws of {data.num} data; score held-out data by log_density."
         )
     return _corrected(fit, data) if can_be_corrected(fit, data.num) else _by_draws(fit, sites, data)
 
@@ -225,9 +223,8 @@ def _tell_of_cavities(before, after, follows, rows) -> None:
     if left > WORTH_TELLING:
         warn(
             f"loo(): {len(rows)} rows, on which the fit depends most, are from fits to the other "
-            f"rows. The other {len(follows) - len(rows)} are from cavities, as refits would take "
-            f"long: `elpd` may be off by about {left:.2g} nats. Where that matters, score held-out "
-            "data by log_density."
+            f"rows, and {len(follows) - len(rows)} from cavities, as refits take long: `elpd` may "
+            f"be off by about {left:.2g} nats. To be sure, score held-out data by log_density."
         )
 
 

@@ -55,10 +55,9 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     of_parts = isinstance(kept, FromInducing) and isinstance(kept.inducing, PartsVariables)
     if not (isinstance(kept, FromPseudo | FromFunctions) or of_parts):
         raise ModelError(
-            "components() is of fits that integrate a predictor's sites together: by Laplace, EP, "
-            "VI, LocalBound, and by SVGP where effects stand beside a GP. "
-            f"{type(record.method).__name__} keeps the sites of this model themselves, in "
-            "fit.hyper and fit.latent."
+            "components() is for fits that integrate a predictor: by Laplace, EP, VI, LocalBound, "
+            f"or SVGP with effects. {type(record.method).__name__} keeps the sites of this model "
+            "themselves, in fit.hyper and fit.latent."
         )
     found, offset = _components(query, _predictor_of_one(record))
     known = {OFFSET: _known(record, offset)} if bool(jnp.any(offset != 0)) else {}

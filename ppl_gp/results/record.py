@@ -281,8 +281,7 @@ def _of_draw(record: Record, site: str, draw: Draws) -> OneProcess:
     kept = draw.kept[site]
     if kept.mean.ndim > 1 and not isinstance(record.model, Collapsed):
         raise ModelError(
-            "a mixture of several functions at one GP site has no one distribution; use "
-            "fit.predict or fit.sample."
+            "a mixture of several functions has no one distribution; use fit.predict or fit.sample."
         )
     return kept.process(training_prior(record, site, draw.known))
 

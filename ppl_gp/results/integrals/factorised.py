@@ -243,9 +243,8 @@ def warn_if_infinite(query: Query, blocks: tuple[Family, ...]) -> None:
     if seen:
         warn(
             f"predict: under q the inverse of the precision in {[list(q.sites) for q in seen]} has "
-            "no mean (a Student-t of at most two degrees of freedom): variances of y are infinite "
-            "where they see it, and the averages over draws given here, with their mean_error, "
-            "stand for no number. Ask for quantiles=."
+            "no mean (a Student-t of at most two degrees of freedom). Where y depends on it, its "
+            "variance is infinite, whatever the average over draws says: ask for quantiles=."
         )
 
 

@@ -100,8 +100,7 @@ def observing(query: Query, y_new) -> Query:
         checked = _inside(query)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(
-            f"y_new does not hold what the model observes ({error!r}); give it in the form of the "
-            "training y."
+            f"y_new does not hold what the model observes ({error!r}); give it as in training."
         ) from error
     for name, (inside, value) in checked.items():
         if not bool(jnp.all(inside)):

@@ -137,8 +137,7 @@ def _checked_inputs(X_new, trained: tuple, is_table: bool):
     """`is_table`: the first argument holds no rows, and others do."""
     if not trained:
         raise DataError(
-            "the model was fitted without a positional argument, so X_new has no place; pass X "
-            "positionally."
+            "the model was fitted without a positional argument for X_new; pass X positionally."
         )
     X, first = as_array("X_new", X_new), trained[0]
     if eqx.is_array(first) and not eqx.is_array(X):

@@ -271,16 +271,14 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict
                 _require_same_members(fit, prior, other)
         if _means_differ(prior, other):
             raise DataError(
-                f"the prior mean of {what} at the training rows is another one with what is "
-                f"given for {[*changed]} than in training: the data have told about the old one. "
-                "Leave it out (it is remembered), or fit again."
+                f"the prior mean of {what} at the training rows changes with {[*changed]}, and was "
+                "fitted to the old value. Leave it out (it is remembered), or fit again."
             )
         if kernels_differ(prior.kernel, other.kernel, prior.X):
             raise DataError(
-                f"the kernel of {what} is another one with what is given for "
-                f"{[*changed]} than in training: training rows and new rows would have no common "
-                "covariance. Leave it out (it is remembered), fit again, or, where it holds one "
-                "entry per row, put it into the GP's inputs X as a column."
+                f"the kernel of {what} changes with {[*changed]}: training rows and new rows would "
+                "have no common covariance. Leave it out (it is remembered), fit again, or, if it "
+                "has one entry per row, put it into the GP's inputs X as a column."
             )
     return changed
 
