@@ -75,7 +75,8 @@ def _require_numbers(fit: Record, verb: str) -> None:
     bad = [k for k, v in fit.hyper.items() if not np.all(np.isfinite(np.asarray(v)))]
     if bad:
         raise FitError(
-            f"{verb}: the fit ended as '{fit.result}', with {bad} not finite. {fit.result.message}",
+            f"{verb}: the fit ended as '{fit.result}', and what it has of {bad} is not finite. "
+            f"{fit.result.message}",
             fit,
         )
 

@@ -100,8 +100,8 @@ def loo(fit: Record) -> "ELPDData":
     sites = training_sites(fit)
     if not scored_names(sites):
         raise DataError(
-            "loo() needs observed sites with a density for each datum. A saved fit holds no "
-            "observations (call loo() before saving), and a numpyro.factor belongs to no datum."
+            "loo() needs observed sites with a density for each datum. A saved fit does not hold "
+            "its observations (call loo() before saving); a numpyro.factor belongs to no datum."
         )
     fit.warn_of_others("loo")
     if own := own_effects(fit):
