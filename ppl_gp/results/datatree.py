@@ -72,14 +72,13 @@ def to_datatree(
     Groups: `posterior` (hyperparameters, f at the training inputs and deterministic sites; where
     sites were integrated into a predictor, those sites and the predictor, drawn jointly),
     `point_estimates` (without chain and draw: hyperparameters that the fit keeps at one value, as
-    under `MAP()` and `Fixed()`, and deterministic sites that depend on nothing else: they have no
-    distribution), `log_likelihood` (each
-    observed site and datum, without the rows that masks leave out of all of them; 0 where an
-    entry is masked beside others; of factors those that see observations),
+    under `MAP()` and `Fixed()`, and deterministic sites that depend on nothing else),
+    `log_likelihood` (each observed site and datum, without the rows that masks leave out of all of
+    them; 0 where an entry is masked beside others; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
-    Attributes: method, result, log_evidence, seconds; symmetries, where the posterior does not tell
-    the entries of a plate apart (`results.symmetry`: label switching).
+    Attributes: method, result, log_evidence, seconds; symmetries (`results.symmetry`: label
+    switching).
 
     `whole=True` adds what ArviZ's checks ask for: `prior` (every site, and deterministic ones),
     `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed
@@ -99,12 +98,11 @@ def to_datatree(
     the predictor) and `predictions_constant_data` (the new inputs). `pred_coords`: as `coords`, of
     these groups, whose axis of the data has the row labels of the new inputs.
 
-    Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
-    approximation q(f), jointly; draws that have weights are resampled to `num_draws` of equal
-    weight. `num_draws` changes nothing for fits that keep draws of equal weight (`Sample`, the
-    samplers, `MeanField`, `SVI`): f is drawn once from q(f) at each of them. `rng_key`: key or
-    seed of these draws. A loaded fit has no observations: its tree lacks `log_likelihood` and
-    `observed_data`.
+    `num_draws`: where hyperparameters are one value (`MAP`, `Fixed`), f is drawn so often from
+    q(f), jointly; draws that have weights are resampled to so many of equal weight. Fits that keep
+    draws of equal weight (`Sample`, the samplers, `MeanField`, `SVI`) have those, and f is drawn
+    once at each. `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree
+    lacks `log_likelihood` and `observed_data`.
 
     Cost: O(S N^3) for draws of f, S evaluations of the model; `whole` draws f from the prior as
     often; `predictions` of M rows O(S (M^3 + M N^2)). Raises `DataError` for num_draws < 1, for
@@ -214,10 +212,7 @@ def _even(fit: Record, num_draws: int) -> tuple[Draws, int, dict]:
 
 def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     """({site: (S, ...)}, {GP site: (S, ..., N)}): joint draws of the hyperparameters and f at the
-    training inputs.
-
-    S is `num_draws` where the hyperparameters are one value or their draws have different weights
-    (which are then resampled), and the number of draws kept otherwise.
+    training inputs; S as `to_datatree` says.
     """
     draws, repeats, known = _even(fit, num_draws)
     if all(kept.is_draws for kept in draws.kept.values()):

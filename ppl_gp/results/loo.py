@@ -2,12 +2,12 @@
 
 - Local methods: the same method's fit to the other rows at the same hyperparameters, from q's sites
   in a few steps; else a cavity, q / site_n (Vehtari, Mononen, Tolvanen, Sivula & Winther 2016),
-  exact for Gaussian likelihoods and off by up to .3 nats in a row of skewed ones.
+  off by up to .3 nats in a row of skewed likelihoods.
 - `hyper=Sample()`: 1 / E[1 / p(y_n | y_{-n}, theta)] over draws of theta, Pareto-smoothed.
 - Draws of f, and of models without a GP: PSIS by ArviZ; labels of the rows are summed.
 - `SVGP` of one function: cavities of q(u) where its bound is at its maximum (Khan & Lin 2017).
-- `MeanField`, and `SVGP` of several functions: draws of q, whose weights also correct q for what it
-  is not the posterior (Magnusson, Andersen, Jonasson & Vehtari 2019), if that density is known.
+- `MeanField`, and `SVGP` of several functions: draws of q, with weights that also correct q
+  (Magnusson, Andersen, Jonasson & Vehtari 2019), if its density is known.
 """
 
 import dataclasses
@@ -93,8 +93,7 @@ def loo(fit: Record) -> "ELPDData":
     the rows' labels, or numbers. ArviZ's `compare` takes the result.
 
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
-    loaded fit (no observations) and for fewer than 21 draws, `ModelError` where observed sites have
-    no log density for each datum.
+    loaded fit (no observations), for fewer than 21 draws, and without a log density per datum.
     """
     require_whole_data(fit, "loo")
     sites = training_sites(fit)

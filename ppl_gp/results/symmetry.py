@@ -5,9 +5,8 @@ Every posterior is then the same under all K! orders of the entries. Draws of on
 whichever order each draw has (label switching), averages over them are of no entry, and a q that
 tells the entries apart sits at one of equal maxima.
 
-What changes places together is found by trying, and proved as conjugacy is: at values of all
-sites that are far apart, two permutations that generate all others leave each site's log density as
-it was, and so each permutation does.
+What changes places together is found by trying, and proved as conjugacy is: two permutations that
+generate all others leave each site's log density as it was, at values that are far apart.
 """
 
 import itertools
@@ -65,9 +64,9 @@ def symmetries(fit: Record) -> tuple[Symmetry, ...]:
     """The plates without data whose orders are proved to leave the log joint as it is, each with
     the fewest other sites that must move with it; of models without a GP.
 
-    Raises nothing of its own. Costs, where there are such plates, one compiled run of the model and
-    a few hundred calls of it at most. Not told: plates that hold observations, symmetries of more
-    than seven parts, and those of other axes than plates (factors of a factor analysis).
+    Costs, if there are such plates, one compiled run of the model and a few hundred calls of it at
+    most. Not found: plates that hold observations, symmetries of more than seven parts, and those
+    of other axes than plates (factors of a factor analysis).
     """
     if fit.latent:
         return ()

@@ -53,19 +53,17 @@ class Comparison:
 
     - `result`, `compile_seconds`, `run_seconds`;
     - `log_evidence`, `log_evidence_se`: log evidence or bound, nats, and its error where it is a
-      mean over draws; `truth`, `truth_se`: importance-sampled, at the
-      same hyperparameters;
+      mean over draws; `truth`, `truth_se`: importance-sampled, at the same hyperparameters;
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
       error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row. Both
       errors include the Monte Carlo error of the fits' draws;
     - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines
       them;
     - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
-      of its draws: of q where it has draws; neither sees a mode without one. `share`: the share of
-      the evidence that q's draws meet, below 1 where a search for other modes found one, which is
-      no proof that there are no more;
+      of its draws; neither sees a mode without draws. `share`: the share of the evidence that q's
+      draws meet, below 1 where a search for other modes found one (there may be more);
     - `khat_datum`: the largest k-hat of a datum, of the weights that turn q, or the draws, into the
-    posterior without it;
+      posterior without it;
     - `elpd_loo`, `elpd_loo_se`: by the fit's own `loo`, nats;
     - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at
       the training inputs to the reference method's, in its standard deviations. It includes what
@@ -176,9 +174,7 @@ class Comparison:
     @property
     def reference_error(self) -> float | None:
         """Monte Carlo error of the reference's least certain latent mean, in its standard
-        deviations: 1 / sqrt(ESS).
-
-        `None` without an effective sample size of at least 1 (too few draws to estimate one).
+        deviations: 1 / sqrt(ESS); `None` for fewer draws than an ESS of at least 1 needs.
         """
         fit = self.fits.get(self.reference_name or "")
         ess = (fit.stats.get("ess") if fit is not None else None) or 0.0
@@ -346,10 +342,8 @@ def shared_moments(fit: Record, other: Record) -> list[tuple[Moments, Moments]]:
 
 
 def site_moments(fit: Record, functions: dict[str, Moments]) -> dict[str, Moments]:
-    """{site of the declared model: mean and variance}; `functions`: `training_moments(fit)`.
-
-    A local method keeps the predictor of several Gaussian sites, `NUTS` the sites: moments are in
-    closed form of effects (`fit.sites`), and from draws of GPs behind a predictor and drawn sites.
+    """{site of the declared model: mean and variance}, in closed form of effects (`fit.sites`), and
+    from draws of GPs behind a predictor and of drawn sites. `functions`: `training_moments(fit)`.
     """
     if isinstance(fit.model, Collapsed):
         _, _, parts = draws_with_parts(fit, random.key(0), DRAWS)

@@ -61,11 +61,9 @@ class Truth(NamedTuple):
       the draws, to about +-0.1; small where nearly all of them count.
     - `khat_loo`: Pareto k-hat of q(f) against the model without datum n, (N,): p(y, f) /
       (p(y_n|f_n) q(f)), the weights of leave-one-out by q (Magnusson et al. 2019).
-    - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 where q is
-      exact.
+    - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 for an exact q.
     - `other_modes`: modes of p(f | y) that were found away from q, and `share_q`: the share of the
-      evidence that q's own draws meet (1 where no other mode was found). k-hat and efficiency judge
-      q where it has draws: they cannot see a mode without one.
+      evidence that q's own draws meet (1 where no other mode was found).
     """
 
     log_evidence: float | None = None
@@ -81,11 +79,8 @@ class Truth(NamedTuple):
 
 def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Truth:
     """Importance-sampled log evidence (nats) of a fit with one setting of the hyperparameters, and
-    the k-hat of its q(f).
-
-    Not available, with the reason given: hyperparameters or f were sampled; a q of all sites of a
-    model without a GP; the fit was loaded without its training data; k-hat above 0.7. The standard
-    error falls as 1 / sqrt(num_samples).
+    the k-hat of its q(f); or the reason why there is none: hyperparameters or f were sampled, a q
+    of all sites of a model without a GP, a loaded fit, k-hat above 0.7.
     """
     if fit.sampled:
         return Truth(reason=_why_not(fit))

@@ -5,13 +5,11 @@
 All rows take the same labels in a run, one run for each combination of the sites' categories. Where
 a row sees other rows' labels, or a latent is continuous, latents are drawn.
 
-Proposals for the latents of new data, a third each: what they are drawn from without y, the
-prior widened, and Gaussians that were fitted with y.
-
-The mixture of all is the weights' denominator (a defensive mixture: Hesterberg 1995), so that
-weights are bounded by three times the likelihood, and right however poor the Gaussians are. An
-unusual datum has its latent in the prior's tail, often in several places, where one Gaussian is in
-one of them: the widened prior is in all.
+Other latents of new data have proposals, a third each: what they are drawn from without y, the
+prior widened, and Gaussians that were fitted with y. Their mixture is the weights' denominator (a
+defensive mixture: Hesterberg 1995), so that weights are bounded by three times the likelihood, and
+right however poor the Gaussians are. An unusual datum has its latent in the prior's tail, often in
+several places, where one Gaussian is in one of them: the widened prior is in all.
 """
 
 import dataclasses
