@@ -22,8 +22,7 @@ from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.cubature import NODES, SEVERAL_NODES, Effort, log_expectation
-from ppl_gp.results.integrals.likelihood import log_density_per_datum
-from ppl_gp.results.integrals.several import log_expectation_over
+from ppl_gp.results.integrals.several import log_density_per_datum, log_expectation_over
 from ppl_gp.results.record import prior_at
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 

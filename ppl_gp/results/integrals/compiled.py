@@ -19,9 +19,7 @@ from ppl_gp.local.tilted import line
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.arguments import is_array
-from ppl_gp.results.integrals import cubature
-from ppl_gp.results.integrals.likelihood import mean_and_variance, over_entries
-from ppl_gp.results.integrals.several import Entries, entries_of, stacked
+from ppl_gp.results.integrals import cubature, several
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs
 
@@ -45,12 +43,12 @@ class Outcome(NamedTuple):
 
 
 def outcome_over(
-    site: ObservedSite, seen: Entries, trace_at, f: dict, effort: cubature.Effort
+    site: ObservedSite, seen: several.Entries, trace_at, f: dict, effort: cubature.Effort
 ) -> Outcome:
     """Of a site whose entries see at most three functions, or all of them in a straight line;
     nothing of others, which are drawn. trace_at: {site: f} -> trace.
     """
-    rows, rebuild = stacked(f)
+    rows, rebuild = several.stacked(f)
     fn_at = lambda x: bare(trace_at(rebuild(x))[site.name]["fn"])  # noqa: E731
     if seen.is_affine:
         return Outcome(_affine_moments(fn_at, rows))
@@ -58,13 +56,13 @@ def outcome_over(
         return Outcome()
     if site.support is not None:
         return Outcome(log_probs=_log_probs(site, fn_at, seen.functions, rows, effort))
-    both = lambda x: mean_and_variance(fn_at(x))  # noqa: E731
+    both = lambda x: several.mean_and_variance(fn_at(x))  # noqa: E731
     ask = lambda own, f: cubature.moments(own(both), f, effort, site.concave)  # noqa: E731
     try:
         shape = jax.eval_shape(both, rows.mean)[0].shape
     except NotImplementedError:
         return Outcome()
-    return Outcome(over_entries(site, shape, seen.functions, rows, ask))
+    return Outcome(several.over_entries(site, shape, seen.functions, rows, ask))
 
 
 def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: cubature.Effort):
@@ -76,7 +74,7 @@ def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: cubatur
             log_p = own(lambda x: fn_at(x).log_prob(jnp.full(shape, k)))
             return cubature.log_integral(log_p, f, effort, concave=site.concave)[0]
 
-        return over_entries(site, shape, functions, f, ask)
+        return several.over_entries(site, shape, functions, f, ask)
 
     found = lax.map(of_outcome, jnp.asarray(site.support))
     return found - logsumexp(found, 0)
@@ -84,7 +82,7 @@ def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: cubatur
 
 def _affine_moments(fn_at, f: Moments) -> Moments:
     """E[a f + b] = a E[f] + b, Var = sum_i (a_i sd_i)^2 + Var[y | f]: of any number, exact."""
-    moments_at = lambda x: mean_and_variance(fn_at(x))  # noqa: E731
+    moments_at = lambda x: several.mean_and_variance(fn_at(x))  # noqa: E731
 
     def along(i):
         step = jnp.zeros_like(f.mean).at[i].set(jnp.sqrt(f.variance[i]))
@@ -103,7 +101,7 @@ def outcome_given(site: ObservedSite, trace: dict) -> Outcome:
         every = jnp.broadcast_to(values, (values.size, *fn.batch_shape))
         return Outcome(log_probs=fn.log_prob(every))
     try:
-        return Outcome(Moments(*mean_and_variance(fn)))
+        return Outcome(Moments(*several.mean_and_variance(fn)))
     except NotImplementedError:
         return Outcome()
 
@@ -119,7 +117,7 @@ def predictive(
     Errors are of labels whose y was averaged over draws of f or of what lies below it; `judged`: of
     all, the draws of the posterior, which are independent, included.
     """
-    entries = entries_of(query)
+    entries = several.entries_of(query)
     is_quadrature = query.integration is Integration.quadrature
     little = is_quadrature and query.draws.num * query.layout.num <= _LITTLE
     compiled = _predictive if little else _predictive.full

@@ -32,8 +32,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.roles import log_prob_per_datum, roles
 from ppl_gp.reading.tracing import reading_of, run
-from ppl_gp.results.integrals.likelihood import log_density_per_datum
-from ppl_gp.results.integrals.several import log_lik_above, quick_log_lik
+from ppl_gp.results.integrals import several
 from ppl_gp.results.query.layout import Layout, outcomes
 from ppl_gp.results.query.query import Query, drawn_runs
 from ppl_gp.results.record import Record
@@ -77,7 +76,7 @@ def labelled(query: Query, hyper: dict, labels) -> tuple[dict, Any]:
 def log_density_of_labels(query: Query, hyper: dict, labels):
     """log p(y_n, z_n = labels) of every row, (M,), as `labelled`."""
     trace, log_prior = labelled(query, hyper, labels)
-    return log_prior + log_density_per_datum(trace)
+    return log_prior + several.log_density_per_datum(trace)
 
 
 def summed_log_density(query: Query, draw: Draws, labels):
@@ -136,7 +135,7 @@ class Proposals(eqx.Module):
         if not sizes:
             return own
         run_at, base = drawn_runs(query, draw, False), query.encoded(draw)
-        log_lik, optimiser = quick_log_lik(query, groups), optax.adam(RATE)
+        log_lik, optimiser = several.quick_log_lik(query, groups), optax.adam(RATE)
         start = {
             k: FreeGaussian(
                 jnp.concatenate([jnp.zeros((num, n)), jnp.full((num, n), jnp.log(0.5))], 1)
@@ -168,7 +167,7 @@ class Proposals(eqx.Module):
         anew for each: weights that are right on average are right (Andrieu & Roberts 2009).
         """
         run_at, base = drawn_runs(self.query, draw, False), self.query.encoded(draw)
-        log_lik = log_lik_above(self.query, self.groups)
+        log_lik = several.log_lik_above(self.query, self.groups)
 
         def one(entry):
             key, which = entry

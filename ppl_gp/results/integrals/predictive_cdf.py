@@ -20,7 +20,6 @@ from ppl_gp.gp import bare, bare_shape, unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.digest import Bones
 from ppl_gp.results.integrals import cubature, several
-from ppl_gp.results.integrals.likelihood import over_entries
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs
 
@@ -100,7 +99,7 @@ def by_nodes(query: Query, site: ObservedSite, functions, f: dict[str, Any]) -> 
             def ask(own, f):
                 return cubature.share_below(own(log_p), own(below), f, effort, site.concave)
 
-            return jnp.log(over_entries(site, t.shape, functions, rows, ask))
+            return jnp.log(several.over_entries(site, t.shape, functions, rows, ask))
 
         return jnp.exp(query.mixture(component, f))
 

@@ -24,9 +24,8 @@ from ppl_gp.results.integrals import cubature, several
 from ppl_gp.results.integrals.compiled import predictive
 from ppl_gp.results.integrals.factorised import integrated_log_density
 from ppl_gp.results.integrals.latents import Proposals, combinations, summed_log_density
-from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.integrals.quantiles import cdf_at
-from ppl_gp.results.integrals.several import coupled_groups
+from ppl_gp.results.integrals.several import coupled_groups, log_density_per_datum
 from ppl_gp.results.query.by_names import observing, with_observations
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs, query_at
 from ppl_gp.results.record import Record
