@@ -19,6 +19,7 @@ from ppl_gp.quick import full_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.roles import is_factor, is_gp, is_observed
 from ppl_gp.reading.tracing import run
+from ppl_gp.results import tree_groups
 from ppl_gp.results.integrals.latents import densities_without_labels
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.parts import function_rows
@@ -38,15 +39,6 @@ from ppl_gp.results.tree_dimensions import (
     rows_that_count,
     scored_names,
     site_dimensions,
-)
-from ppl_gp.results.tree_groups import (
-    datasets,
-    deterministic_sites,
-    further_groups,
-    names_of_observed,
-    parts_of,
-    predicted_groups,
-    without_masked_rows,
 )
 from ppl_gp.settings import as_key
 
@@ -119,28 +111,28 @@ def to_datatree(
     values = {k: v for group in drawn for k, v in group.items()}
     groups, dims = _groups_of_training(fit, sites, *drawn)
     if whole:
-        further = further_groups(fit, values, key, num_draws)
+        further = tree_groups.further_groups(fit, values, key, num_draws)
         groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in further.items()}
-    observed, plate = names_of_observed(fit, sites), data_plate(sites)
+    observed, plate = tree_groups.names_of_observed(fit, sites), data_plate(sites)
     inputs = inputs_of(fit, fit.args, fit.kwargs, plate)
     part = Part(groups, dims, observed)
-    training = parts_of(part, "constant_data", *inputs, fit.names, {})
+    training = tree_groups.parts_of(part, "constant_data", *inputs, fit.names, {})
     each = function_rows(fit)  # what each function of a predictor is
     functions = {} if each is None else {training[0].dims[fit.model.plan.name][0]: list(each)}
     given = dotted(coords or {})
-    found = datasets(training, "coords", functions, given)
+    found = tree_groups.datasets(training, "coords", functions, given)
     if predictions is not None:
         num, own = len(next(iter(values.values()))), random.fold_in(key, _NEW)
         still = groups["point_estimates"]
-        new = predicted_groups(fit, predictions, own, num, observed, still)
+        new = tree_groups.predicted_groups(fit, predictions, own, num, observed, still)
         new[0].groups["predictions"] = by_chain(new[0].groups["predictions"], _chains(fit))
         shared = functions | {d: x for d, x in given.items() if d != dots(plate or "")}
-        found |= datasets(new, "pred_coords", shared, dotted(pred_coords or {}))
+        found |= tree_groups.datasets(new, "pred_coords", shared, dotted(pred_coords or {}))
     import xarray as xr  # with pandas it takes a second, which a fit need not wait for
 
     if (densities := found.get("log_likelihood")) is not None:
         scored = dotted({label_of(k, sites): sites[k] for k in scored_names(sites)})
-        found["log_likelihood"] = without_masked_rows(densities, scored)
+        found["log_likelihood"] = tree_groups.without_masked_rows(densities, scored)
     tree = xr.DataTree.from_dict(found)
     tree.attrs = _attributes(fit)
     return tree
@@ -156,7 +148,7 @@ def _groups_of_training(
 ) -> tuple[dict[str, dict], dict[str, list[str]]]:
     """({group: {variable: array}}, {variable: dimensions after chain and draw})."""
     values, chains = {**hyper, **parts, **f}, _chains(fit)
-    further, still = deterministic_sites(fit, values)
+    further, still = tree_groups.deterministic_sites(fit, values)
     shapes = {k: np.shape(v)[1:] for k, v in further.items()}
     shapes |= {k: np.shape(v) for k, v in still.items()}
     drawn = {k: v for k, v in values.items() if k not in fit.points}
