@@ -55,8 +55,7 @@ def plain(moments: Moments | JointMoments) -> Moments:
 def mixture(
     component: Callable[[Any], Any], draws: Any, log_weights: Float[Array, "S"] | None = None
 ) -> Any:
-    """Mix component(draw) over the leading axis of the pytree `draws`, by weights exp(log_weights),
-    or in equal shares.
+    """Mix component(draw) over the leading axis of `draws`, by exp(log_weights) or in equal shares.
 
     `Moments` in what a component returns mix by the laws of total expectation and total variance;
     any other array is a log density, and mixes as logsumexp over draws of log weight + log density.
@@ -105,14 +104,12 @@ def _combine(total, part, share):
 
 
 class Draws(eqx.Module):
-    """S draws of everything that a posterior is over, each with its weight; S = 1 where the
-    hyperparameters are one value.
+    """S weighted draws of all that a posterior is over; S = 1 if the hyperparameters are one value.
 
     - `hyper`: {hyperparameter or param: (S, ...)}.
     - `latents`: {latent that stands one a datum: (S, ...)}, where a sampler drew it.
     - `kept`: {GP site: what is kept of q(f)}.
-    - `log_weights`: (S,), finite, their exponentials sum to one: -log S of draws by MCMC, others of
-      weighted points.
+    - `log_weights`: (S,), finite, their exponentials sum to one; -log S each for draws by MCMC.
     """
 
     hyper: dict

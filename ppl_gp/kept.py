@@ -1,5 +1,4 @@
-"""What a fit keeps of q(f) at one GP site, in four final forms, each of which makes its own
-posterior process.
+"""What a fit keeps of q(f) at one GP site, in four final forms that make posterior processes.
 
 - `FromPseudo`: a Gaussian pseudo-likelihood at the training inputs (the local methods);
   `FromFunctions` where a datum sees several functions.
@@ -47,10 +46,8 @@ Process = Posterior | SoftmaxProcess | SparseProcess
 class Kept(eqx.Module):
     """What is kept of q(f) at one GP site.
 
-    - `is_draws`: f itself was drawn, so that nothing is integrated and any likelihood may stand
-      above it.
-    - `has_sites`: each datum has a factor of its own in q(f), which can be taken out again
-      (leave-one-out by cavities).
+    - `is_draws`: f itself was drawn: nothing is integrated, and any likelihood will do.
+    - `has_sites`: each datum has a factor in q(f) that can be taken out (a cavity, for `loo`).
     """
 
     is_draws: ClassVar[bool] = False

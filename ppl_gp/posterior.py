@@ -1,5 +1,4 @@
-"""The posterior process at one setting of the hyperparameters: what conditioning a GP gives is
-again a process.
+"""The posterior process at one setting of the hyperparameters: a GP that was conditioned.
 
 Here from a pseudo-likelihood, or from values of f; from inducing variables it is a
 `sparse.process.SparseProcess`, over draws a `draws.Mixture`, with the same calls.
@@ -196,8 +195,7 @@ def coloured(
 
 
 def part_processes(process: Posterior | SoftmaxProcess | SparseProcess) -> dict[str, Any]:
-    """{GP site behind a predictor: its posterior process}; of a site of several functions one each,
-    `site[0]`, ...
+    """{GP site behind a predictor: its posterior process}; `site[0]`, ... of several functions.
 
     Raises `ModelError` for a GP whose prior mean is computed from other integrated sites, where
     these reach the data in other ways too, or f has inducing variables or a table of places.

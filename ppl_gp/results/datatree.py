@@ -1,5 +1,4 @@
-"""A fit as ArviZ's DataTree: every method's draws with the same groups and dimensions, so that
-comparisons mix methods.
+"""A fit as ArviZ's DataTree: draws of all methods have the same groups and dimensions.
 
 ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
@@ -181,8 +180,7 @@ def _pointwise(fit: Record, sites: dict, hyper: dict, f: dict) -> dict:
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
     """As `posterior_draws`, and {integrated site: (S, ...)}, which add up to the predictor.
 
-    Raises `DataError` where effects of each datum are drawn given its observation, which a loaded
-    fit does not hold.
+    Raises `DataError` for effects per datum of a loaded fit, which does not hold observations.
     """
     if not isinstance(fit.model, Collapsed):
         return *posterior_draws(fit, key, num_draws), {}

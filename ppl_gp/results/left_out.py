@@ -177,8 +177,7 @@ def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments,
 
 
 def cavity(prior: GP, latent: FromPseudo) -> Moments:
-    """q_{-n}(f_n) of every datum, (N,) each: the posterior marginal without its site; NaN where it
-    is not proper.
+    """q_{-n}(f_n) of every datum, (N,): its marginal without its site; NaN where it is not proper.
 
     variance = v / (1 - nat2 v) = v nat2 / R_nn, R = (K + T^-1)^-1: each form where it does not
     cancel. mean = mu - variance alpha, as alpha_n = nat1_n - nat2_n mu_n.

@@ -37,8 +37,7 @@ class SavedMethod:
 
 @one_at_a_time
 def load(path, model: Callable) -> Fit:
-    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw,
-    without training data.
+    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw.
 
     `model`: the function that was fitted; a file holds no code. The loaded fit has no observations,
     so that `loo` and the tree's log_likelihood are not available; `fit.method` is only a

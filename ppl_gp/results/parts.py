@@ -1,5 +1,4 @@
-"""Answers by part: the posterior of each site behind an integrated predictor, and of what it adds
-at new rows.
+"""The posterior of each site behind an integrated predictor, and of what it adds at new rows.
 
 With eta = offset + sum_k (A_k c_k + t_k) (`reading.predictor.parts`), alpha = K^-1 (E[eta] - m)
 and R = (K + T^-1)^-1 of the pseudo-likelihood, anything that is jointly Gaussian with eta has

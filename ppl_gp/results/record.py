@@ -31,18 +31,14 @@ Process = OneProcess | Mixture
 
 @dataclasses.dataclass(repr=False, kw_only=True)
 class Record:
-    """What was inferred: fields only, and what follows from them at once. Every method fills the
-    same fields.
+    """What was inferred, and what follows from it at once. Every method fills the same fields.
 
-    - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`); S = 1 where the
-      hyperparameters are one value.
+    - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`).
     - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
-    - `local`: {latent site that stands one a datum: its q(h)}, where a method has one (draws of
-      NUTS are in `draws.latents`).
+    - `local`: {latent site with an entry per datum: its q(h)}; draws of such are in `draws.latents`.
     - `blocks`: the factors of mean field, `()` of other methods.
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
-    - `sampled`: whether the hyperparameters have draws; `num_chains` chains stand one after
-      another.
+    - `sampled`: whether the hyperparameters have draws, of `num_chains` chains in order.
     - `names`: {path of an argument's array: its columns, labels of categories, rows} of arguments
       that came as frames, columns or DataArrays (`frames.table.ArrayNames`).
     """
@@ -119,8 +115,7 @@ class Record:
     @functools.cached_property
     @one_at_a_time
     def posterior(self) -> Process | dict[str, Process]:
-        """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site:
-        process} for several sites.
+        """The posterior process, `fit.posterior(X_new)` at the GP's own inputs; {site: process}.
 
         Factored once, at the first use: O(N^3). Where the hyperparameters were integrated, by
         `Sample` or `Grid`, a call returns the `MixtureSameFamily` over the S weighted draws,
@@ -199,10 +194,8 @@ class Record:
 
     @property
     def independent_draws(self) -> float | None:
-        """How many independent draws of the posterior this fit's are worth; `None` for one setting
-        and for weighted points.
-
-        S, or the smallest effective sample size where chains have one.
+        """How many independent draws of the posterior this fit's are worth: S, or the smallest
+        effective sample size of chains; `None` for one setting and for weighted points.
         """
         if not self.sampled or self.draws.is_weighted():
             return None

@@ -44,8 +44,7 @@ class _Scored(NamedTuple):
 
 @dataclasses.dataclass
 class Comparison:
-    """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes a
-    further fit.
+    """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes more.
 
     `print(comparison)` shows one column a method, and tells of label switching
     (`fit.symmetries`); `table` is a list of {quantity: value}, one a method, `None` where a
@@ -57,13 +56,11 @@ class Comparison:
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
       error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row. Both
       errors include the Monte Carlo error of the fits' draws;
-    - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines
-      them;
+    - `error`, `error_name`, `calibration`, `calibration_name`: as `compare.scores` has them;
     - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
       of its draws; neither sees a mode without draws. `share`: the share of the evidence that q's
       draws meet, below 1 where a search for other modes found one (there may be more);
-    - `khat_datum`: the largest k-hat of a datum, of the weights that turn q, or the draws, into the
-      posterior without it;
+    - `khat_datum`: the largest k-hat of the weights that take one datum out of q, or the draws;
     - `elpd_loo`, `elpd_loo_se`: by the fit's own `loo`, nats;
     - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at
       the training inputs to the reference method's, in its standard deviations. It includes what

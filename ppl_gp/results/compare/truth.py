@@ -1,5 +1,4 @@
-"""The log evidence that an approximation should have had, by importance sampling from a widened
-copy of it.
+"""The log evidence that q should have had, by importance sampling from a widened copy of it.
 
 At the fit's hyperparameters, f = m + L v with v ~ N(0, I), and in the eigenbasis L^T T L = U
 diag(lambda) U^T of its pseudo-likelihood q is N(v0, 1 / (1 + lambda)) in u = U^T v. The proposal is

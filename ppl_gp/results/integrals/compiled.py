@@ -30,8 +30,7 @@ class Outcome(NamedTuple):
     mean, of p(y <= k), (K, ...), and of quantiles: half the way to the farther end of an interval
     that holds the quantile with 95 %.
 
-    While draws are mixed, an error is the `Moments` of what it is of, whose variance over draws is
-    the squared error of one.
+    While draws are mixed, an error is `Moments`, whose variance is the squared error of one draw.
     """
 
     moments: Moments | None = None

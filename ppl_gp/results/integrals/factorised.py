@@ -155,18 +155,13 @@ def _updated(log_p, q: Family, values: Values) -> Family:
 
 def centre_of(blocks) -> Values:
     """Values of all sites in the middle of q: the first node of each block."""
-    found: Values = {}
-    for q in blocks:
-        found |= {k: x[0] for k, x in q.nodes(q.coordinates()).values.items()}
-    return found
+    return {k: x[0] for q in blocks for k, x in q.nodes(q.coordinates()).values.items()}
 
 
 def anywhere(blocks, key) -> Values:
     """Values of all sites, far apart, anywhere in their supports."""
-    found: Values = {}
-    for q, k in zip(blocks, random.split(key, len(blocks)), strict=True):
-        found |= q.random_values(k)
-    return found
+    keyed = zip(blocks, random.split(key, len(blocks)), strict=True)
+    return {k: x for q, own in keyed for k, x in q.random_values(own).items()}
 
 
 def _rows(query: Query) -> dict[str, Array]:
@@ -200,8 +195,7 @@ _COMBINATIONS = 4  # of all entries, that the proof is of
 
 
 def integrated_moments(query: Query, blocks: tuple[Family, ...]):
-    """What `compiled.predictive` gives, without draws and errors: ({}, {label: Outcome}); `None`
-    where it is not proved exact.
+    """As `compiled.predictive`, without draws and errors; `None` where it is not proved exact.
 
     A proof of some gradients for each block that y sees; the model at all rows at the product of
     the blocks' nodes and the labels, twice.

@@ -89,8 +89,7 @@ def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
     (S, ...)}, nats; `None` where a row has no labels, or they cannot be summed (a continuous
     latent, rows that see others'). S K runs of the model for K combinations of labels.
 
-    Leaving a datum out leaves its label out as well: given labels that were drawn with the datum,
-    no weights of the draws could.
+    Leaving a datum out takes out its label, which no weights of draws with labels can do.
     """
     labels = tuple(k for k in roles(sites).local_latents if k in draws)
     if not labels or fit.latent:

@@ -1,6 +1,4 @@
-"""p(y <= t) at new inputs, (Q, ...) for t of that shape: averaged over f by nodes, or over draws of
-all that decides y's distribution.
-"""
+"""p(y <= t) at new inputs, (Q, ...) as t: averaged over f by nodes, or over draws of what y sees."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

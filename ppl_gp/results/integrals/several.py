@@ -38,8 +38,7 @@ def by_datum(x, site: ObservedSite):
 
 
 def over_entries(site: ObservedSite, shape, functions, f: Moments, ask: Callable):
-    """What ask(read, f of the entry (D, M)) says of each entry of a site, (M,), put together in the
-    site's `shape`.
+    """ask(read, f of the entry (D, M)), (M,), of each entry of a site, in the site's `shape`.
 
     `functions`: rows of f (F, M) that each entry sees, one tuple for all or one for each.
     read(value) makes a function of all rows, with values in the site's shape, one of the entry's
@@ -304,8 +303,7 @@ def log_lik_above(query: Query, groups) -> Callable:
 def quick_log_lik(query: Query, groups) -> Callable:
     """As `log_lik_above`, nearly, for fitting proposals.
 
-    Several functions: log p is taken as quadratic about their means, which is exact for Gaussian
-    noise, and costs two gradients.
+    log p is taken as quadratic about the means of several functions: exact for Gaussian noise.
     """
     outer = outer_sites(query)
     if query.site is not None or not outer:

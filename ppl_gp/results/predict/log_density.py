@@ -91,8 +91,7 @@ def _integrated(query: Query, groups, labels, num_draws: int, draw, key):
 
 
 def _squared_errors(query: Query, first, second, square, each: int):
-    """Squared relative errors of E[w]: (of what is drawn within a posterior draw, `each` times; the
-    variance between draws).
+    """Squared relative errors of E[w]: (within a posterior draw, by `each` draws; between draws).
 
     From log E[w], log E[w^2] and log of E[E[w | draw]^2], mixed over draws.
     """
@@ -134,8 +133,7 @@ def _over_draws(query: Query, groups, num_draws: int):
 class Pit(NamedTuple):
     """p(y* < y) and p(y* <= y) of each observation, in y's shape; equal where y is continuous.
 
-    A number drawn uniformly between the two is uniform on (0, 1) over data of the model (Czado,
-    Gneiting & Held 2009).
+    A uniform draw between the two is uniform on (0, 1) over y (Czado, Gneiting & Held 2009).
     """
 
     below: Float[ndarray, "..."]
@@ -166,8 +164,7 @@ def pit(fit: Record, X_new, y_new, *args, **kwargs) -> Pit | None:
 
 class LatentDraws(NamedTuple):
     """`draws`: {latent site: (num_samples, ...)} in the site's own shape at the new inputs. `ess`:
-    effective number of proposals behind each datum's draws, (M,); a few mean that the draws repeat
-    each other.
+    effective number of proposals behind each datum's draws, (M,); if it is small, draws repeat.
     """
 
     draws: dict[str, Array]

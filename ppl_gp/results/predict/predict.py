@@ -42,8 +42,7 @@ _CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "Ordered
 
 
 class Prediction(eqx.Module):
-    """Predictions at M new inputs. Of y an array where the model has one observed site, else {site:
-    array}.
+    """Predictions at M new inputs; of y an array for one observed site, {site: array} for several.
 
     - `f_mean`, `f_variance`: the latent function at X_new, (M,); (C, M) for several functions at a
       site, {site: array} for several GP sites, as samplers keep them. Where sites were integrated
@@ -69,8 +68,7 @@ class Prediction(eqx.Module):
       holds the quantile with about 95 %: half the way to the farther end of the values whose p(y <=
       v) is within two standard errors of the level. Zero where they are one outcome; infinite where
       fewer than about ten draws are beyond it (`sample` has more).
-    - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not
-      classes; of one observed site.
+    - `counts`: whether the outcomes of the one observed site are numbers of trials, not classes.
     """
 
     f_mean: Any
@@ -340,8 +338,7 @@ ROWS = 10_007
 def by_rows(
     function: Callable, model: Declared, X, args: tuple, kwargs: dict, observed: tuple = ()
 ):
-    """function(X, observed + args, kwargs) on chunks of `ROWS` rows of X and of all that has one
-    entry per datum, put together.
+    """function(X, observed + args, kwargs) on chunks of `ROWS` rows, put together.
 
     `observed`: y_new by position, one entry per row. The last chunk is filled with rows before it,
     which are dropped. For functions whose rows do not depend on each other.

@@ -21,10 +21,7 @@ from ppl_gp.results.record import Record
 
 def by_names(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
     """(X_new, args, kwargs) with frames, columns and DataArrays as arrays, categories as the
-    integers of training.
-
-    Raises `DataError` as `frames.names.Names.again`. Plain arrays are as they were; O(M) where they
-    stand for labels.
+    integers of training. Raises `DataError` as `frames.names.Names.again`.
     """
     return named_at(fit, X_new, args, kwargs)[:3]
 

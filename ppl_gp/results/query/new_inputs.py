@@ -24,8 +24,7 @@ from ppl_gp.results.record import Record
 
 
 def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by
-    name where they have one.
+    """(positional, keyword) arguments of the model at new inputs, those after X_new by name.
 
     What the model took in training with one entry per datum is given again, by position or by name;
     options, numbers and tables that belong to no datum are remembered; observations and masks are

@@ -50,8 +50,7 @@ BY_DRAWS = (Integration.layers, Integration.joint_draws)
 class Query(eqx.Module):
     """Weighted draws with a leading axis S, the training arguments and the new ones.
 
-    `root`: the posterior process's factor of the one GP site, made already, where the
-    hyperparameters are one value.
+    `root`: the factor of the one GP site's process, if the hyperparameters are one value.
     """
 
     model: Any = eqx.field(static=True)  # as declared

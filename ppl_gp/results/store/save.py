@@ -342,8 +342,7 @@ def qualified_name(model) -> str:
 
 
 def _without_observations(fit) -> tuple[tuple, dict]:
-    """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is
-    computed from.
+    """Arguments without observations: `y`, and arrays that no distribution or mask depends on.
 
     Arguments are trees (`y={"u": ..., "v": ...}`): `None` stands for what is taken out, and a
     keyword that was one array is left away. Observations that do not grow with the inputs (a few
