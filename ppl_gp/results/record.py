@@ -35,7 +35,7 @@ class Record:
 
     - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`).
     - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
-    - `local`: {latent site with an entry per datum: its q(h)}; draws of such are in `draws.latents`.
+    - `local`: {latent site with an entry per datum: its q(h)}; draws are in `draws.latents`.
     - `blocks`: the factors of mean field, `()` of other methods.
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
     - `sampled`: whether the hyperparameters have draws, of `num_chains` chains in order.

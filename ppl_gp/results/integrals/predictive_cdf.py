@@ -1,4 +1,4 @@
-"""p(y <= t) at new inputs, (Q, ...) as t: averaged over f by nodes, or over draws of what y sees."""
+"""p(y <= t) at new inputs, (Q, ...) as t: averaged over f by nodes, or over draws above y."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
