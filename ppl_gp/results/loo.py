@@ -59,8 +59,7 @@ from ppl_gp.sparse.process import SparseProcess, draws_with_inducing
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-# ArviZ is imported where it is used: with xarray and pandas it takes a second, which a fit need not
-# wait for.
+# ArviZ is imported where it is used: it takes a second, which a fit need not wait for.
 
 SETTLED = 0.05  # sd of f, within which q is where its bound is highest
 GOOD_KHAT = 0.7  # Vehtari et al. 2024
@@ -75,8 +74,7 @@ MAX_ROWS = 2000  # f is drawn jointly over them
 
 
 def loo(fit: Record) -> "ELPDData":
-    """Expected log predictive density of the training data, each datum left out (`elpd`, `se`,
-    pointwise `elpd_i`).
+    """Expected log density of the training data, each datum left out: `elpd`, `se`, and `elpd_i`.
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges
     the weights of draws: of samplers, and of `SVGP` of several functions, 1000 draws of q(f), or an

@@ -265,8 +265,7 @@ def _process(record: Record, site: str) -> Process:
         return Mixture(lambda draw: _of_draw(record, site, draw), record.draws)
     draw = record.draws.at(0)
     root = _root(record.model, site, draw, record.args, record.kwargs)
-    # The prior is made outside the compiled function: a mean or kernel may close over the
-    # hyperparameters.
+    # outside of the compiled function: a mean or kernel may close over the hyperparameters
     return draw.kept[site].process(training_prior(record, site, draw.known), root)
 
 

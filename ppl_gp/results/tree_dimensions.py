@@ -135,8 +135,7 @@ def dots(name: str) -> str:
 
 def without_clashes(sites: dict, inputs: dict) -> tuple[dict, dict]:
     """Both {variable: dimensions}, with `_dim` behind a dimension that is called as a variable,
-    which xarray takes for its coordinate, and an underscore behind an argument's own dimension
-    that a site of its name has.
+    which xarray takes for its coordinate, and `_` behind an argument's that a site of its name has.
     """
     taken = {*sites, *inputs}
     free = lambda own: [f"{d}_dim" if d in taken else d for d in own]  # noqa: E731

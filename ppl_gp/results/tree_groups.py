@@ -1,7 +1,5 @@
-"""What a fit's names say in a tree (coordinates of dimensions, the labels of integers), rows that
-masks leave out of its densities, and the groups `predictions` and `predictions_constant_data`: what
-is drawn at new inputs, and these inputs; and what the model draws before and after it has seen the
-data, its prior densities, and deterministic sites.
+"""Groups of a tree: deterministic sites, what the model draws before and after it has seen the
+data, prior densities, `predictions` and their inputs; and what a fit's names say in them.
 """
 
 import json
@@ -228,8 +226,7 @@ def names_of_observed(fit: Record, trace: dict) -> dict[str, ArrayNames]:
 
 def without_masked_rows(densities: Any, scored: dict[str, dict]) -> Any:
     """A Dataset of log densities without these rows, where they are the same ones of all sites
-    {variable: site of the training trace}: ArviZ's leave-one-out refuses a density of 0 in every
-    draw.
+    {variable: site of the training trace}: ArviZ's loo refuses a density of 0 in every draw.
     """
     dims, counted = set(), []
     for k, site in scored.items():

@@ -118,16 +118,14 @@ def _coordinates(model, hyper, args, kwargs, latent):
 
 @full_jit
 def _log_weights(factors, R, centre, strength, modes, key, num: int):
-    """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and
-    log p(y_n|f_n), (., N).
+    """log p(y, f) / proposal of every draw, (S,); of q's own log p(y, f) / q and log p(y_n | f_n).
 
     Proposals: q and its widened copies with `num` draws, Gaussians at `modes` (K, N) with as many
     each, and the prior with `PRIOR_SHARE` of `num`.
     """
     log_lik, mean, dtype = factors.log_lik, jnp.ravel(factors.prior.mean), R.dtype
     widths = jnp.array(WIDTHS, dtype)[:, None]
-    # A pseudo-likelihood of negative precision has strength > -1 where q is proper; rounding must
-    # not undo that.
+    # a proper q with negative precisions has strength > -1, also after rounding
     precision = jnp.maximum(1.0 + strength / widths**2, jnp.finfo(dtype).eps)
     factor = lambda u, w: precision_factor(log_lik, mean, R, u, w)  # noqa: E731
     tall = [factor(u, w) for u in modes for w in MODE_WIDTHS]
@@ -173,8 +171,7 @@ def summarise(
     smoothed_q, khat_q = smooth(log_w_q)
     efficiency_q = float(1.0 / np.sum(np.exp(2.0 * smoothed_q)) / log_w_q.size)
     khat_loo = khats((log_lik_q - log_w_q[:, None]).T)
-    # ArviZ normalises the weights; those outside the tail are otherwise unchanged, which gives the
-    # constant back.
+    # outside of the tail ArviZ only normalises the weights, which gives the constant back
     lowest = int(np.argmin(np.where(usable, log_w, np.inf)))
     log_evidence = float(log_w[lowest] - smoothed[lowest] - np.log(log_w.size))
     standard_error = float(np.std(np.exp(smoothed + np.log(log_w.size))) / np.sqrt(log_w.size))

@@ -249,8 +249,7 @@ def joint_draws(query: Query, key, num_samples: int, further: bool = False):
     """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}, {deterministic site:
     (num_samples, ...)}, where `further` ones are wanted), in proportion to the draws' weights.
 
-    The samples of a draw at once, or as many as `_ROOM` has covariances for where each has inputs,
-    and so a covariance, of its own.
+    The samples of a draw at once, or as many as `_ROOM` has covariances for, if each has its own.
     """
     chosen, place, each = _places(query, num_samples)
     at_once = each
@@ -263,8 +262,7 @@ def _places(query: Query, num_samples: int):
     """(the draws that are used, the places of the samples among `each` samples of them, each)."""
     of_sample = query.draws.resampled(num_samples)
     chosen, which, counts = np.unique(of_sample, return_inverse=True, return_counts=True)
-    # Of every posterior draw the first sample, then the second: a part of the samples is spread
-    # over the draws too.
+    # the first sample of each posterior draw, then the second: any part is spread over the draws
     rank = np.empty_like(which)
     rank[np.argsort(which, kind="stable")] = np.arange(which.size) - np.repeat(
         np.cumsum(counts) - counts, counts

@@ -84,8 +84,7 @@ def log_density_per_datum(trace: dict, weighed: bool = False) -> Float[Array, "M
     training, does not unless `weighed`.
 
     A factor counts where it sees observations (censored data, say); another one is a penalty, and
-    no part of a density of y. Raises `ModelError` where no observed site has a log density for each
-    datum.
+    no part of a density of y. Raises `ModelError` if no observed site has a log density per datum.
     """
     sites = [s for s in trace.values() if s["type"] == "sample" and s["is_scored"]]
     terms = [log_prob_per_datum(s if weighed else {**s, "scale": None}) for s in sites]
@@ -160,9 +159,8 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
         fn = fn_at(f)
         if fn.event_dim:
             return mean_and_variance(fn)
-        # What the distribution sees, its moments need not: a Cauchy's scale is in none. The value
-        # is any number, so that what is found holds for all of them: it comes from a row of its
-        # own.
+        # Moments need not show what the distribution sees (a Cauchy's scale). The value is any
+        # number, from a row of its own, so that what is found holds for all.
         return [fn.log_prob(_value(fn, site, f[num, 0]))]
 
     points = jnp.concatenate([rows, rows[:1]])

@@ -36,8 +36,7 @@ from ppl_gp.results.record import Record
 from ppl_gp.settings import as_key
 
 UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
-# Distributions over classes by the parameter that has an entry for each; a count has a number of
-# trials instead.
+# distributions over classes, with a parameter for each; a count has a number of trials instead
 _CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "OrderedProbit")
 
 
@@ -86,8 +85,7 @@ class Prediction(eqx.Module):
 
 class PredictiveDraws(NamedTuple):
     """Joint draws at X_new. `f` (num_samples, M), (num_samples, R, M) of a predictor of R functions
-    in the order of `fit.functions`, or {site: ...} for several GP sites; `y` likewise, by observed
-    site.
+    in the order of `fit.functions`, or {GP site: ...} for several; `y` likewise, by observed site.
     """
 
     f: Any

@@ -204,8 +204,7 @@ def _draw_rows(found: Moments | JointMoments, key):
     if isinstance(found, JointMoments):
         return found.at(random.normal(key, (len(found.mean), 1), found.mean.dtype))
     mean, variance = found
-    # The same number for all rows, each of which is judged alone: its answer may not depend on its
-    # companions.
+    # the same number for all rows: the answer of one may not depend on its companions
     return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
 
 
@@ -250,8 +249,7 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict
     covariance, and what the data told, have the old one.
 
     A table that a linear predictor is computed from keeps the entries of training, and others may
-    follow. Kernels and means are compared at the training inputs. Nothing is run unless something
-    has changed.
+    follow. Kernels and means are compared at the training inputs, if something has changed.
     """
     new_leaves = Leaves(fit.model, new_args, new_kwargs)
     changed = {p: new_leaves.leaves[p] for p in _changed(fit, new_leaves)}
