@@ -22,7 +22,7 @@ from ppl_gp.results import tree_groups
 from ppl_gp.results.integrals.latents import densities_without_labels
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.parts import function_rows
-from ppl_gp.results.query.layout import label_of, require_all_rows
+from ppl_gp.results.query.layout import label_of, observed_names, require_all_rows
 from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, first_trace, has_layers, prior_at
 from ppl_gp.results.store.archive import package_versions
@@ -34,7 +34,6 @@ from ppl_gp.results.tree_dimensions import (
     dots,
     dotted,
     inputs_of,
-    observed_names,
     rows_that_count,
     scored_names,
     site_dimensions,

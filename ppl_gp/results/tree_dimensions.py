@@ -12,7 +12,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.gp import bare_shape, mask_of
 from ppl_gp.reading.arguments import Leaves, argument_names
-from ppl_gp.reading.roles import data_axis, data_plates, is_factor, is_observed
+from ppl_gp.reading.roles import data_axis, data_plates, is_factor
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.record import Record
 
@@ -35,10 +35,6 @@ class Part(NamedTuple):
         dims = {k: [dots(d) for d in own] for k, own in self.dims.items()}
         groups = {group: dotted(values) for group, values in self.groups.items() if values}
         return Part(groups, dotted(dims), dotted(self.named))
-
-
-def observed_names(trace: dict) -> list[str]:
-    return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
 
 
 def scored_names(trace: dict) -> list[str]:

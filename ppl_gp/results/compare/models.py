@@ -21,7 +21,7 @@ from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.table import printed
 from ppl_gp.results.datatree import require_same_stream, training_sites
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.tree_dimensions import observed_names
+from ppl_gp.results.query.layout import observed_names
 from ppl_gp.settings import MAP
 
 

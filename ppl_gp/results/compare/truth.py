@@ -33,8 +33,8 @@ from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import functions_of, read
 from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.left_out import khats
+from ppl_gp.results.query.layout import observed_names
 from ppl_gp.results.record import Record
-from ppl_gp.results.tree_dimensions import observed_names
 from ppl_gp.settings import as_key
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)

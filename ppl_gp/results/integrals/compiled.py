@@ -264,9 +264,8 @@ def _places(query: Query, num_samples: int):
     chosen, which, counts = np.unique(of_sample, return_inverse=True, return_counts=True)
     # the first sample of each posterior draw, then the second: any part is spread over the draws
     rank = np.empty_like(which)
-    rank[np.argsort(which, kind="stable")] = np.arange(which.size) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    rank[np.argsort(which, kind="stable")] = np.arange(which.size) - starts
     return jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max())
 
 

@@ -230,9 +230,8 @@ def bulk(log_g: Callable, zero: Float[Array, "D M"]) -> tuple[Array, Array, Arra
         values, V = curvature(z)
         along = jnp.einsum("mij,im->mj", V, jnp.nan_to_num(slope(z)))
         direction = jnp.einsum("mij,mj->im", V, along / values)
-        trials = jnp.concatenate(
-            [z[None], z + jnp.array(FRACTIONS, z.dtype)[:, None, None] * direction]
-        )
+        shares = jnp.array(FRACTIONS, z.dtype)[:, None, None]
+        trials = jnp.concatenate([z[None], z + shares * direction])
         best = jnp.argmax(jnp.nan_to_num(jax.vmap(objective)(trials), nan=-jnp.inf), 0)
         new = jnp.take_along_axis(trials, best[None, None], 0)[0]
         return new, jnp.max(jnp.sum(((new - z) ** 2), 0) * values[:, -1]), steps + 1

@@ -302,9 +302,7 @@ def _proved_rules(query: Query, blocks, labels) -> tuple[Rule, ...] | None:
     for q in _seen(query, blocks, labels):
         if isinstance(q, Discrete):
             return None
-        proved = (
-            r for r in q.moment_rules() if bool(jnp.all(_is_affine(query, blocks, r, labels)))
-        )
+        proved = (r for r in q.moment_rules() if jnp.all(_is_affine(query, blocks, r, labels)))
         if (rule := next(proved, None)) is None:
             return None
         found.append(rule)

@@ -136,10 +136,7 @@ class Proposals(eqx.Module):
         run_at, base = drawn_runs(query, draw, False), query.encoded(draw)
         log_lik, optimiser = several.quick_log_lik(query, groups), optax.adam(RATE)
         start = {
-            k: FreeGaussian(
-                jnp.concatenate([jnp.zeros((num, n)), jnp.full((num, n), jnp.log(0.5))], 1)
-            )
-            for k, n in sizes.items()
+            k: _gaussian(jnp.zeros((num, n)), jnp.full((num, n), 0.5)) for k, n in sizes.items()
         }
 
         def loss(guides, key):
@@ -204,9 +201,7 @@ class Proposals(eqx.Module):
             axis, _ = latent_form(sites[k], num)
             free = jnp.moveaxis(biject_to(sites[k]["fn"].support).inv(h), 1 + axis, 1)
             free = jnp.reshape(free, (PILOTS, num, -1))
-            wide[k] = FreeGaussian(
-                jnp.concatenate([jnp.mean(free, 0), jnp.log(WIDER * jnp.std(free, 0) + 1e-6)], 1)
-            )
+            wide[k] = _gaussian(jnp.mean(free, 0), WIDER * jnp.std(free, 0) + 1e-6)
         return wide
 
     def _sites(self, at: Draws, h: dict, key=None) -> dict:
@@ -222,6 +217,10 @@ class Proposals(eqx.Module):
         """Of h under the prior, where latents may depend on others, or an encoder."""
         sites = self._sites(at, h)
         return _log_prob(sites, {k: base.get(k, sites[k]["fn"]) for k in h}, h)
+
+
+def _gaussian(mean, sd) -> FreeGaussian:
+    return FreeGaussian(jnp.concatenate([mean, jnp.log(sd)], 1))
 
 
 def _sampled(q: dict, key) -> dict:

@@ -139,9 +139,8 @@ def predict(
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     if _many_separate_rows(fit, X_new, args, kwargs):
         options = {"link_approximation": link_approximation, "quantiles": levels or None}
-        return by_rows(
-            lambda X, a, k: predict(fit, X, *a, **options, **k), fit.model, X_new, args, kwargs
-        )
+        ask = lambda X, a, k: predict(fit, X, *a, **options, **k)  # noqa: E731
+        return by_rows(ask, fit.model, X_new, args, kwargs)
     query = query_at(fit, X_new, args, kwargs)
     check_link_approximation(query, link_approximation)
     exact = integrated_moments(query, fit.blocks) if fit.blocks else None

@@ -14,7 +14,7 @@ from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.arguments import argument_names, argument_of, as_arrays, parameters_of
 from ppl_gp.reading.refusals import require_dtype
-from ppl_gp.reading.roles import is_factor, is_observed
+from ppl_gp.results.query.layout import observed_names
 from ppl_gp.results.query.query import Query
 from ppl_gp.results.record import Record
 
@@ -112,11 +112,7 @@ def observing(query: Query, y_new) -> Query:
 @full_jit
 def _inside(query: Query) -> dict:
     trace = query.trace(query.draws.at(0), {})
-    return {
-        k: _check(k, site, query.layout.num)
-        for k, site in trace.items()
-        if is_observed(site) and not is_factor(site)
-    }
+    return {k: _check(k, trace[k], query.layout.num) for k in observed_names(trace)}
 
 
 def _check(name, site, num):
@@ -129,7 +125,5 @@ def _check(name, site, num):
         )
     require_dtype(name, site, "y_new")
     core = unwrap(fn)
-    inside = jnp.broadcast_to(
-        core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim]
-    )
-    return inside | ~mask_of(fn), value
+    batch = jnp.shape(value)[: jnp.ndim(value) - core.event_dim]
+    return jnp.broadcast_to(core.support(value), batch) | ~mask_of(fn), value

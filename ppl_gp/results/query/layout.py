@@ -17,7 +17,14 @@ from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.gp import bare_shape, unwrap
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted
-from ppl_gp.reading.roles import data_axis, is_gp, is_missing_part, subsampling
+from ppl_gp.reading.roles import (
+    data_axis,
+    is_factor,
+    is_gp,
+    is_missing_part,
+    is_observed,
+    subsampling,
+)
 from ppl_gp.reading.tracing import run
 
 MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
@@ -158,6 +165,10 @@ def label_of(name: str, trace: dict) -> str:
     """A site's name for the user: without the "_observed" that obs_mask adds."""
     stem = name.removesuffix("_observed")
     return stem if f"{stem}_unobserved" in trace else name
+
+
+def observed_names(trace: dict) -> list[str]:
+    return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
 
 
 def outcomes(fn) -> tuple[int | float, ...] | None:

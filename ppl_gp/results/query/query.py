@@ -90,9 +90,8 @@ class Query(eqx.Module):
 
     def mixture(self, component: Callable, *beside):
         """component(draw, entry of each array beside ...), mixed over the weighted draws."""
-        return mixture(
-            lambda entry: component(*entry), (self.draws, *beside), self.draws.log_weights
-        )
+        entries = self.draws, *beside
+        return mixture(lambda entry: component(*entry), entries, self.draws.log_weights)
 
     def encoded(self, draw: Draws) -> dict:
         """{latent site: q(h | x*)} where an encoder that sees x alone gives one."""
@@ -176,9 +175,8 @@ class Conditional(eqx.Module):
         if self.kept.coupled:
             process: Any = self.kept.process(self.prior, self.root)
             return JointMoments.of(*process.within(new))
-        return Moments(
-            *self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root)
-        )
+        ask = lambda process, new: process.marginals(new)  # noqa: E731
+        return Moments(*self.kept.at(self.prior, new, ask, self.root))
 
     def draw(self, key, new: GP):
         """One joint draw of f at the rows of `new`, O(M^3) for a factor."""
@@ -234,10 +232,8 @@ def drawn_runs(query: Query, draw: Draws, joint: bool | None = None) -> Callable
                 pairs = enumerate(query.encoded(draw).items())
                 latents = {k: q.sample(random.fold_in(key_rest, i)) for i, (k, q) in pairs}
             seeded = handlers.seed(query.model, key_rest)
-            given = handlers.trace(
-                set_gps(handlers.substitute(seeded, data=draw.hyper | latents), value)
-            )
-            trace = given.get_trace(*query.new_args, **query.new_kwargs)
+            given = set_gps(handlers.substitute(seeded, data=draw.hyper | latents), value)
+            trace = handlers.trace(given).get_trace(*query.new_args, **query.new_kwargs)
         return annotated(trace, query.model), moments
 
     return one
