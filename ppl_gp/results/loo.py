@@ -103,9 +103,8 @@ def loo(fit: Record) -> "ELPDData":
     fit.warn_of_others("loo")
     if own := own_effects(fit):
         raise ModelError(
-            f"loo() under SVGP() is not for effects that stand one a datum, {own}: each follows "
-            "its own datum. VI(), EP() and Laplace() leave data out by cavities; or score held-out "
-            "data by log_density."
+            f"loo() under SVGP() is not for effects that stand one a datum, {own}, and follow it: "
+            "use VI(), EP() or Laplace(), or score held-out data by log_density."
         )
     data = _scored_data(fit, sites)
     if _has_cavities(fit):
@@ -404,8 +403,8 @@ def _elpd(data: _Data, left_out, lpd, khat=None):
 
 def can_be_corrected(fit: Record, num_data: int) -> bool:
     """Whether p(f, y) / q(f) is known: one setting, one layer, q(u) of inducing variables alone."""
-    functions = max([kept.coupled for kept in fit.latent.values()], default=0)
-    if fit.sampled or num_data * max(1, functions) > MAX_ROWS or has_layers(fit):
+    functions = max([1, *(kept.coupled for kept in fit.latent.values())])
+    if fit.sampled or num_data * functions > MAX_ROWS or has_layers(fit):
         return False
     return all(isinstance(kept, FromInducing) for kept in fit.latent.values())
 

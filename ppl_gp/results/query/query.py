@@ -31,7 +31,7 @@ from ppl_gp.results.query.new_inputs import (
     numbers_explained,
     require_own_rows,
 )
-from ppl_gp.results.record import Record
+from ppl_gp.results.record import Record, first_trace
 
 
 class Integration(Enum):
@@ -247,13 +247,10 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict
     A table that a linear predictor is computed from keeps the entries of training, and others may
     follow. Kernels and means are compared at the training inputs, if something has changed.
     """
-    new_leaves = Leaves(fit.model, new_args, new_kwargs)
-    changed = {p: new_leaves.leaves[p] for p in _changed(fit, new_leaves)}
-    if not changed:
+    if not (changed := _changed(fit, Leaves(fit.model, new_args, new_kwargs))):
         return {}
-    first = fit.draws.at(0)
-    trained = run(fit.model, fit.args, fit.kwargs, first.known, first.values)
-    new = run(fit.model, new_args, new_kwargs, first.hyper)
+    trained, hyper = first_trace(fit), fit.draws.at(0).hyper
+    new = run(fit.model, new_args, new_kwargs, hyper)
     for name in fit.latent:
         prior, other = unwrap(trained[name]["fn"]), unwrap(new[name]["fn"])
         what = f"GP site '{name}'"
@@ -329,12 +326,12 @@ def _means_differ(prior: GP, other: GP) -> bool:
         return False
 
 
-def _changed(fit: Record, new: Leaves) -> list[str]:
-    """Paths of what a kernel could be computed from whose value is not the one of training."""
+def _changed(fit: Record, new: Leaves) -> dict[str, Any]:
+    """{path: value} of what a kernel could be computed from, if it is not the one of training."""
     reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).leaves
     skipped = {*reading.row_axes, *(p for p in new.arrays if p not in reading.shaping), "y"}
     others = {p: x for p, x in new.leaves.items() if not {p, argument_of(p)} & skipped}
-    return [p for p, x in others.items() if p in trained and not _same(x, trained[p])]
+    return {p: x for p, x in others.items() if p in trained and not _same(x, trained[p])}
 
 
 def _same(a, b) -> bool:
