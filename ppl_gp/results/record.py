@@ -59,16 +59,13 @@ class Record:
 
     def __post_init__(self):
         if not isinstance(self.model, Declared):
-            self._declare()
+            declared = declare(self.model, self.args, self.kwargs)
+            known = {*self.draws.known, *self.draws.kept, *self.local}
+            # without observations, what is left is observed
+            unseen = tuple(k for k, _ in declared.reading.axes if k not in known)
+            self.model = Declared(declared.function, declared.reading.observing(unseen))
         reading = self.model.reading
         self.draws = self.draws.apart(lambda site: reading.axis(site) is not None)
-
-    def _declare(self):
-        declared = declare(self.model, self.args, self.kwargs)
-        known = {*self.draws.known, *self.draws.kept, *self.local}
-        # without observations, what is left is observed
-        unseen = tuple(k for k, _ in declared.reading.axes if k not in known)
-        self.model = Declared(declared.function, declared.reading.observing(unseen))
 
     @property
     def source(self) -> Declared:

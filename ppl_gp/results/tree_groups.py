@@ -4,6 +4,7 @@ data, prior densities, `predictions` and their inputs; and what a fit's names sa
 
 import json
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -77,11 +78,9 @@ def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, 
     model = fit.source
     found = _after(model, values, fit.args, fit.kwargs, key)
     found["log_prior"] = {k: v for k, v in found["log_prior"].items() if k not in fit.points}
-    try:
-        prior = _before(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
-    except NotImplementedError:
-        prior = {}
-    return {**found, **prior}
+    with suppress(NotImplementedError):
+        found |= _before(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
+    return found
 
 
 def _replicated(trace: dict, key) -> dict:

@@ -128,11 +128,10 @@ def _run(model, args, kwargs, hyper):
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PplGpError, *VALUE_WANTED)):
             raise
-        drawn = None
+        drawn = {}
         with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
             drawn = run(model, args, kwargs)
-        if drawn is not None:
-            _require_same_members(drawn, hyper, error)
+        _require_same_members(drawn, hyper, error)
         if (told := integers_wanted(error)) is not None:
             raise told from error
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
