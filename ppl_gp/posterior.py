@@ -1,6 +1,6 @@
 """The posterior process at one setting of the hyperparameters: a GP that was conditioned.
 
-Here from a pseudo-likelihood, or from values of f; from inducing variables it is a
+Here from a pseudo-likelihood (`kept` has it from values of f); from inducing variables it is a
 `sparse.process.SparseProcess`, over draws a `draws.Mixture`, with the same calls.
 
 The functions of a softmax, independent a priori, cost O(R N^2 M), not O(R^2 N^2 M), at new inputs.
@@ -29,7 +29,7 @@ from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.local.softmax import PredictionRoot, SoftmaxRoot
 from ppl_gp.numerics.arrow import ArrowGram
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
-from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import Dense, Gram, LowRank
 from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.reading.predictor.prior import blocks_of, loads_of
@@ -125,18 +125,6 @@ class Posterior(Conditioned):
         L, _ = robust_cholesky(covariance, default_jitter(new.variance))
         white = random.normal(key, (num, mean.size), mean.dtype)
         return jnp.reshape(mean + white @ L.T, (num, *new.shape()))
-
-
-def condition_on_values(prior: GP, f, root: Root | None = None) -> Posterior:
-    """p(f(X*) | f(X) = f). O(N^3), or O(N^2) with its `root`."""
-    root = root_of_values(prior) if root is None else root
-    return Posterior(prior, root.W.T @ (root.W @ (f - prior.mean)), root)
-
-
-def root_of_values(prior: GP) -> Root:
-    """K^-1 = W^T W, of values without noise. O(N^3)."""
-    inverse = tril_inverse(prior.scale_tril)
-    return Root(inverse, jnp.zeros(inverse.shape[-1], inverse.dtype), jnp.ones((), inverse.dtype))
 
 
 class SoftmaxProcess(Conditioned):
