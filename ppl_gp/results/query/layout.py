@@ -148,16 +148,11 @@ def _run(model, args, kwargs, hyper):
 
 
 def _observed_site(name, site, trace) -> ObservedSite:
-    ndim = len(bare_shape(site["fn"]))
-    axis = data_axis(site, ndim)
-    is_boolean = unwrap(site["fn"]).support is constraints.boolean
-    return ObservedSite(
-        name,
-        label_of(name, trace),
-        axis if axis is None else axis + ndim,
-        outcomes(site["fn"]),
-        is_boolean,
-    )
+    fn, ndim = site["fn"], len(bare_shape(site["fn"]))
+    if (axis := data_axis(site, ndim)) is not None:
+        axis += ndim
+    boolean = unwrap(fn).support is constraints.boolean
+    return ObservedSite(name, label_of(name, trace), axis, outcomes(fn), boolean)
 
 
 def label_of(name: str, trace: dict) -> str:
