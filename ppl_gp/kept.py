@@ -200,8 +200,7 @@ class FromDraws(Kept):
 
 class FromInducing(Kept):
     """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M), its
-    diagonal (*F, M), or an `Arrow`. Of a predictor of several functions (`inducing.functions`) one
-    for all of them.
+    diagonal (*F, M), or an `Arrow`; one for all functions of a predictor (`inducing.functions`).
 
     Draws of u: `mean` is the draw of v, `reduction` one.
     """

@@ -67,8 +67,7 @@ def to_datatree(
     them; 0 where an entry is masked beside others; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
-    Attributes: method, result, log_evidence, seconds; symmetries (`results.symmetry`: label
-    switching).
+    Attributes: method, result, log_evidence, seconds; symmetries (label switching).
 
     `whole=True` adds what ArviZ's checks ask for: `prior` (every site, and deterministic ones),
     `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed

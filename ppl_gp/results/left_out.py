@@ -197,8 +197,7 @@ def cavity_of_inducing(prior: GP, kept: FromInducing, log_lik) -> tuple[Moments,
     Var f_n = s + d, d what u leaves unexplained. E = E_q[log p(y_n | f_n)] has slopes g in the mean
     and -L / 2 in the variance of f_n. At the maximum q(v) = N(A g, (I + A L A^T)^-1), A =
     Cov[v, f]: without the site of n, s becomes s / (1 - s L), and the mean falls by that times g.
-    The distance is the largest step to that fixed point: of means in sd of f_n, of variances in
-    shares.
+    The distance is the largest step to that fixed point, of means in sd, of variances in shares.
     """
     process: Any = kept.process(prior)
     mean, variance = process.marginals(prior)

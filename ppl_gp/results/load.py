@@ -40,8 +40,7 @@ def load(path, model: Callable) -> Fit:
     """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw.
 
     `model`: the function that was fitted; a file holds no code. The loaded fit has no observations,
-    so that `loo` and the tree's log_likelihood are not available; `fit.method` is only a
-    description.
+    so that it has no `loo` and no log_likelihood in its tree; `fit.method` is a description.
 
     Raises
     ------

@@ -116,8 +116,7 @@ class Record:
 
         Factored once, at the first use: O(N^3). Where the hyperparameters were integrated, by
         `Sample` or `Grid`, a call returns the `MixtureSameFamily` over the S weighted draws,
-        O(S (N^3 + M N^2)). Raises `ModelError` if a kernel is not a function of two rows, and if
-        the model has no GP.
+        O(S (N^3 + M N^2)). Raises `ModelError` without a GP, and for a kernel without new rows.
         """
         if not self.latent:
             raise ModelError(

@@ -65,8 +65,7 @@ class Comparison:
     - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at
       the training inputs to the reference method's, in its standard deviations. It includes what
       the reference does with the hyperparameters, and its Monte Carlo error (`reference_error`).
-      Where one method integrates a predictor whose sites the other draws, site by site, effects
-      included.
+      Site by site, effects included, if one method integrates a predictor that the other draws.
     """
 
     X_test: Any

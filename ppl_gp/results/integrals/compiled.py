@@ -27,8 +27,7 @@ from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs
 class Outcome(NamedTuple):
     """What is said of y at a site: its moments, log p(y = k), (K, ...), of finitely many outcomes,
     and quantiles (Q, ...) of other numbers too. Where y is averaged over draws, the errors of its
-    mean, of p(y <= k), (K, ...), and of quantiles: half the way to the farther end of an interval
-    that holds the quantile with 95 %.
+    mean, of p(y <= k), (K, ...), and of quantiles: half the longer side of a 95 % interval.
 
     While draws are mixed, an error is `Moments`, whose variance is the squared error of one draw.
     """

@@ -36,12 +36,10 @@ def log_density_at(
     query: Query, blocks: tuple[Family, ...], num_draws: int | None, effective: float | None
 ) -> tuple[Array, Array, Array]:
     """(log p(y*_n | x*_n, data) of what the query observes, its estimated errors of nodes, and of
-    draws: standard errors), (M,) each, nats. Mixed over draws; integrated over the `blocks` of mean
-    field where that is exact.
+    draws: standard errors), (M,) each, nats; integrated over mean field's `blocks` where exact.
 
     `effective`: how many independent draws of the posterior the fit's are worth, if they are random
-    ones; where they are not (one setting, or weighted points) only what is drawn within each counts
-    as an error.
+    ones; else (one setting, or weighted points) only what is drawn within each counts as an error.
     """
     has_latents = query.layout.local_latents and query.integration is Integration.layers
     labels = combinations(query) if has_latents else None

@@ -29,8 +29,7 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     What the model took in training with one entry per datum is given again, by position or by name;
     options, numbers and tables that belong to no datum are remembered; observations and masks are
     left out. Which is which was read off the model in training. Raises `DataError`: X_new with NaN,
-    infinity, no rows, or other columns than in training; an array that is missing; an argument that
-    is given twice.
+    infinity, no rows, or other columns than in training; an array that is missing or given twice.
     """
     args, kwargs = as_arrays(args, kwargs)
     names = argument_names(fit.model, max(1 + len(args), len(fit.args)))
