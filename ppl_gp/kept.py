@@ -58,11 +58,6 @@ class Kept(eqx.Module):
         """R, where a datum sees R functions that are correlated given the data; else 0."""
         return 0
 
-    @property
-    def inducing_variables(self) -> InducingVariables | None:
-        """Those of an entry, where there are any."""
-        return None
-
     def draw(self, s) -> "Kept":
         """Entry s, without the leading axis."""
         return jax.tree.map(lambda x: x[s], self)
@@ -213,10 +208,6 @@ class FromInducing(Kept):
     def coupled(self):
         R = self.inducing.functions
         return R if R > 1 else 0
-
-    @property
-    def inducing_variables(self):
-        return self.inducing
 
     @property
     def values(self):

@@ -136,8 +136,8 @@ def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str
             mean, variance = root.moments_of(part, start)
             start += part.num_unknowns
         else:
-            u = kept.inducing_variables
-            C = train.parts[k].cross(part) if u is None else u.cross_of_part(k, part)
+            sparse = isinstance(kept, FromInducing)
+            C = kept.inducing.cross_of_part(k, part) if sparse else train.parts[k].cross(part)
             prior = part.diag() + diagonal_of(part.jitter())
             mean, variance = _given_data(kept, root, C, prior)
         functions = part.mean.shape if len(part.mean) > 1 else part.mean.shape[1:]
@@ -182,8 +182,8 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
             if isinstance(root, Unknowns):
                 centred, variance = root.moments(side_by_side(loads, widest(train.parts)))
             else:
-                if (u := kept.inducing_variables) is not None:
-                    C = u.cross_of_effects(loads)
+                if isinstance(kept, FromInducing):
+                    C = kept.inducing.cross_of_effects(loads)
                 else:  # Cov[eta, site]; tables have columns
                     C = sum(train.parts[j].cross(D) for j, D in loads.items())
                 prior_variance = sum(D.diag() for D in loads.values())

@@ -14,7 +14,7 @@ from ppl_gp.draws import Draws, Mixture
 from ppl_gp.errors import ModelError, Result, warn
 from ppl_gp.frames.names import Names
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.kept import Kept
+from ppl_gp.kept import FromInducing, Kept
 from ppl_gp.kept import Process as OneProcess
 from ppl_gp.mean_field.family import Family
 from ppl_gp.posterior import part_processes
@@ -203,11 +203,10 @@ class Record:
         """Inducing variables of a sparse fit, {site: ...} of several; for `inducing=` again."""
         found = {}
         for k, kept in self.latent.items():
-            own = kept.draw(0).inducing_variables
-            if isinstance(own, PartsVariables):  # the GPs' own: effects are what they are
-                found |= own.gps
-            elif own is not None:
-                found[k] = own
+            if isinstance(kept, FromInducing):
+                own = kept.draw(0).inducing
+                # the GPs' own: effects are what they are
+                found |= own.gps if isinstance(own, PartsVariables) else {k: own}
         if not found:
             raise ModelError(
                 f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() "
