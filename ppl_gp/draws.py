@@ -1,7 +1,5 @@
-"""Weighted draws of all that a fit inferred, and the mixture of posterior processes over them.
-
-Mixtures over weighted draws, accumulated in one pass: memory does not grow with the number of
-draws.
+"""Weighted draws of all that a fit inferred, and mixtures over them, accumulated in one pass:
+memory does not grow with the number of draws.
 """
 
 import dataclasses
@@ -57,8 +55,7 @@ def plain(moments: Moments | JointMoments) -> Moments:
 def mixture(
     component: Callable[[Any], Any], draws: Any, log_weights: Float[Array, "S"] | None = None
 ) -> Any:
-    """Mix component(draw) over the leading axis of the pytree `draws`, by weights exp(log_weights),
-    or in equal shares.
+    """Mix component(draw) over the leading axis of `draws`, by exp(log_weights) or in equal shares.
 
     `Moments` in what a component returns mix by the laws of total expectation and total variance;
     any other array is a log density, and mixes as logsumexp over draws of log weight + log density.
@@ -107,14 +104,12 @@ def _combine(total, part, share):
 
 
 class Draws(eqx.Module):
-    """S draws of everything that a posterior is over, each with its weight; S = 1 where the
-    hyperparameters are one value.
+    """S weighted draws of all that a posterior is over; S = 1 if the hyperparameters are one value.
 
     - `hyper`: {hyperparameter or param: (S, ...)}.
     - `latents`: {latent that stands one a datum: (S, ...)}, where a sampler drew it.
     - `kept`: {GP site: what is kept of q(f)}.
-    - `log_weights`: (S,), finite, their exponentials sum to one: -log S of draws by MCMC, others of
-      weighted points.
+    - `log_weights`: (S,), finite, their exponentials sum to one; -log S each for draws by MCMC.
     """
 
     hyper: dict
@@ -170,11 +165,6 @@ class Draws(eqx.Module):
         found = self.at(indices)
         return dataclasses.replace(found, log_weights=jax.nn.log_softmax(found.log_weights))
 
-    @property
-    def heaviest(self) -> "Draws":
-        """The entry of the largest weight, the first of equal ones."""
-        return self.at(jnp.argmax(self.log_weights))
-
     def is_weighted(self) -> bool:
         """Whether weights differ by more than rounding. Not under `jit`."""
         w = np.asarray(self.log_weights)
@@ -209,9 +199,7 @@ class Mixture(eqx.Module):
     draws: Draws
 
     def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
-        """Marginals: a `MixtureSameFamily` of normals, batch (M,); joint: of multivariate
-        normals.
-        """
+        """A `MixtureSameFamily` of normals, batch (M,); joint: of multivariate normals."""
 
         def one(draw):
             process = self.process_of(draw)
@@ -223,7 +211,8 @@ class Mixture(eqx.Module):
             return mixed_normals(self.draws.log_weights, mean, spread)
         spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
         components = dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread))
-        return dist.MixtureSameFamily(_shares(self.draws.log_weights, mean), components)
+        shares = dist.CategoricalLogits(self.draws.log_weights.astype(mean.dtype))
+        return dist.MixtureSameFamily(shares, components)
 
 
 def mixed_normals(
@@ -233,8 +222,4 @@ def mixed_normals(
     mean, variance = (jnp.moveaxis(x, 0, -1) for x in (mean, variance))
     # what a draw leaves no uncertainty about has a variance of zero
     normals = dist.Normal(mean, jnp.sqrt(variance), validate_args=False)
-    return dist.MixtureSameFamily(_shares(log_weights, mean), normals)
-
-
-def _shares(log_weights, like) -> dist.CategoricalLogits:
-    return dist.CategoricalLogits(log_weights.astype(like.dtype))
+    return dist.MixtureSameFamily(dist.CategoricalLogits(log_weights.astype(mean.dtype)), normals)

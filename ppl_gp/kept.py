@@ -1,5 +1,4 @@
-"""What a fit keeps of q(f) at one GP site, in four final forms, each of which makes its own
-posterior process.
+"""What a fit keeps of q(f) at one GP site, in four final forms that make posterior processes.
 
 - `FromPseudo`: a Gaussian pseudo-likelihood at the training inputs (the local methods);
   `FromFunctions` where a datum sees several functions.
@@ -22,20 +21,13 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
+from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import Marginals, PseudoLikelihood
 from ppl_gp.local.softmax import PredictionRoot, SoftmaxRoot
 from ppl_gp.numerics.blocks import diagonal_of
-from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
 from ppl_gp.numerics.low_rank import LowRank
-from ppl_gp.posterior import (
-    Posterior,
-    SoftmaxProcess,
-    Unknowns,
-    coloured,
-    condition_on_values,
-    root_of_values,
-    unknowns,
-)
+from ppl_gp.posterior import Posterior, SoftmaxProcess, Unknowns, coloured, unknowns
 from ppl_gp.reading.predictor.prior import covariance_of, loads_of
 from ppl_gp.sparse.families import Root as SparseRoot
 from ppl_gp.sparse.inducing import InducingVariables
@@ -47,10 +39,8 @@ Process = Posterior | SoftmaxProcess | SparseProcess
 class Kept(eqx.Module):
     """What is kept of q(f) at one GP site.
 
-    - `is_draws`: f itself was drawn, so that nothing is integrated and any likelihood may stand
-      above it.
-    - `has_sites`: each datum has a factor of its own in q(f), which can be taken out again
-      (leave-one-out by cavities).
+    - `is_draws`: f itself was drawn: nothing is integrated, and any likelihood will do.
+    - `has_sites`: each datum has a factor in q(f) that can be taken out (a cavity, for `loo`).
     """
 
     is_draws: ClassVar[bool] = False
@@ -67,11 +57,6 @@ class Kept(eqx.Module):
     def coupled(self) -> int:
         """R, where a datum sees R functions that are correlated given the data; else 0."""
         return 0
-
-    @property
-    def inducing_variables(self) -> InducingVariables | None:
-        """Those of an entry, where there are any."""
-        return None
 
     def draw(self, s) -> "Kept":
         """Entry s, without the leading axis."""
@@ -184,18 +169,20 @@ class FromDraws(Kept):
         return jnp.zeros_like(self.mean)
 
     def root(self, prior):
-        return root_of_values(prior)
+        """K^-1 = W^T W, of values without noise."""
+        W = tril_inverse(prior.scale_tril)
+        return Root(W, jnp.zeros(W.shape[-1], W.dtype), jnp.ones((), W.dtype))
 
     def process(self, prior, root=None):
         """Of one function; `at` takes several."""
-        return condition_on_values(prior, self.mean, root)
+        return _given_values(prior, self.mean, self.root(prior) if root is None else root)
 
     def at(self, prior, new, ask, root=None):
         """Several functions are each conditioned about their means; K is factored once."""
         if self.mean.ndim == 1:
             return ask(self.process(prior, root), new)
         root = self.root(prior) if root is None else root
-        one = lambda f: ask(condition_on_values(_centred(prior), f, root), _centred(new))  # noqa: E731
+        one = lambda f: ask(_given_values(_centred(prior), f, root), _centred(new))  # noqa: E731
         for _ in range(self.mean.ndim - 1):
             one = jax.vmap(one)
         mean, *rest = one(self.mean - prior.mean)
@@ -208,8 +195,7 @@ class FromDraws(Kept):
 
 class FromInducing(Kept):
     """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M), its
-    diagonal (*F, M), or an `Arrow`. Of a predictor of several functions (`inducing.functions`) one
-    for all of them.
+    diagonal (*F, M), or an `Arrow`; one for all functions of a predictor (`inducing.functions`).
 
     Draws of u: `mean` is the draw of v, `reduction` one.
     """
@@ -222,10 +208,6 @@ class FromInducing(Kept):
     def coupled(self):
         R = self.inducing.functions
         return R if R > 1 else 0
-
-    @property
-    def inducing_variables(self):
-        return self.inducing
 
     @property
     def values(self):
@@ -262,6 +244,11 @@ def from_sites(q: Marginals, sites: PseudoLikelihood) -> FromPseudo | FromFuncti
 
 
 MAX_JOINT = 2000  # rows up to which draws of f from inducing variables have their full covariance
+
+
+def _given_values(prior: GP, f, root: Root) -> Posterior:
+    """p(f(X*) | f(X) = f). O(N^2)."""
+    return Posterior(prior, root.W.T @ (root.W @ (f - prior.mean)), root)
 
 
 def _centred(gp: GP) -> GP:

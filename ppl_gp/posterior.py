@@ -1,7 +1,6 @@
-"""The posterior process at one setting of the hyperparameters: what conditioning a GP gives is
-again a process.
+"""The posterior process at one setting of the hyperparameters: a GP that was conditioned.
 
-Here from a pseudo-likelihood, or from values of f; from inducing variables it is a
+Here from a pseudo-likelihood (`kept` has it from values of f); from inducing variables it is a
 `sparse.process.SparseProcess`, over draws a `draws.Mixture`, with the same calls.
 
 The functions of a softmax, independent a priori, cost O(R N^2 M), not O(R^2 N^2 M), at new inputs.
@@ -11,6 +10,8 @@ With E, M as in `local.softmax` and G_r = chol(M)^-1 E_r k_r (Rasmussen & Willia
 Cov[f*_r, f*_s] = 1[r = s] (k**_r - k_r^T E_r k_r) + G_r^T G_s,
 
 what is left of a function that has data of its own, and what it shares with the others.
+
+Behind an integrated predictor each GP is a process of its own, `part_processes`.
 """
 
 from typing import Any, cast
@@ -21,15 +22,19 @@ import jax.numpy as jnp
 from jax import lax, random
 from jaxtyping import Array, Float
 
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.local.softmax import PredictionRoot, SoftmaxRoot
 from ppl_gp.numerics.arrow import ArrowGram
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
-from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import Dense, Gram, LowRank
+from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.reading.predictor.prior import blocks_of, loads_of
+from ppl_gp.sparse.inducing import Points
+from ppl_gp.sparse.process import SparseProcess, reduction_of_some
 
 
 class Unknowns(eqx.Module):
@@ -122,18 +127,6 @@ class Posterior(Conditioned):
         return jnp.reshape(mean + white @ L.T, (num, *new.shape()))
 
 
-def condition_on_values(prior: GP, f, root: Root | None = None) -> Posterior:
-    """p(f(X*) | f(X) = f). O(N^3), or O(N^2) with its `root`."""
-    root = root_of_values(prior) if root is None else root
-    return Posterior(prior, root.W.T @ (root.W @ (f - prior.mean)), root)
-
-
-def root_of_values(prior: GP) -> Root:
-    """K^-1 = W^T W, of values without noise. O(N^3)."""
-    inverse = tril_inverse(prior.scale_tril)
-    return Root(inverse, jnp.zeros(inverse.shape[-1], inverse.dtype), jnp.ones((), inverse.dtype))
-
-
 class SoftmaxProcess(Conditioned):
     """As `Posterior`, of the scores of a softmax. O(R N^2 M); `joint` alone has (R M)^2 numbers."""
 
@@ -187,3 +180,93 @@ def coloured(
     shared = random.normal(shared_key, (num, G.shape[1]), A.dtype)
     L = lax.map(lambda A: robust_cholesky(A, unit)[0], A)
     return jnp.einsum("rij,srj->sri", L, own) + jnp.einsum("rnm,sn->srm", G, shared)
+
+
+def part_processes(process: Posterior | SoftmaxProcess | SparseProcess) -> dict[str, Any]:
+    """{GP site behind a predictor: its posterior process}; `site[0]`, ... of several functions.
+
+    Raises `ModelError` for a GP whose prior mean is computed from other integrated sites, where
+    these reach the data in other ways too, or f has inducing variables or a table of places.
+    """
+    prior: Any = process.prior
+    _require_own_means(process)
+    priors = prior.behind.priors()
+    if isinstance(process, SparseProcess):
+        found = {k: _of_inducing(k, own, process) for k, own in priors.items()}
+    else:
+        found = _of_columns(prior.kernel.at(prior.X), priors, process)
+    named = {}
+    for k, units in found.items():
+        one = len(units) == 1
+        named |= {k if one else f"{k}[{p}]": unit for p, unit in enumerate(units)}
+    return named
+
+
+def _require_own_means(process: Any) -> None:
+    """A GP whose mean takes part of other integrated sites is a process where these reach the data
+    through it alone, and where it is not told by inducing variables.
+    """
+    prior = process.prior
+    behind, direct = prior.behind.mean_sites(), prior.behind.seen_directly()
+    one = isinstance(process, Posterior) and isinstance(process.root, Root)
+    sparse = not one or prior.kernel.functions > 1
+    for site, sites in behind.items():
+        others = frozenset().union(*(s for k, s in behind.items() if k != site))
+        if sites and (sparse or sites & (direct | others)):
+            raise ModelError(
+                f"the posterior of GP site '{site}' is no process of its own here: its prior mean "
+                f"is computed from {sorted(sites)}, which are integrated too. predict() and "
+                "components() have the moments at new rows, and sample() joint draws; or add the "
+                "mean to a GP of mean zero where the likelihood takes it."
+            )
+
+
+def _of_columns(train: Loadings, priors: dict[str, GP], process: Any) -> dict[str, list]:
+    """Of each GP's units, by their columns of the predictor: functions, or tables of places."""
+    found, start = {}, 0
+    for k, part in sorted(train.parts.items()):
+        if k in priors and isinstance(part, Weighted):
+            units = range(part.weights.shape[1])
+            found[k] = [_of_weighted(part.weights[:, p], priors[k], process) for p in units]
+        elif k in priors and isinstance(part, Table):
+            (num,) = priors[k].event_shape
+            units = range(0, part.num_unknowns, num)  # outermost
+            found[k] = [_of_table(part, start, u, priors[k], process) for u in units]
+        start += part.num_unknowns if isinstance(part, Table) else 0
+    return found
+
+
+def _of_weighted(a, prior: GP, process) -> Posterior:
+    """Of f in eta_r = a_r f + ..., a (R, N): Cov[eta_r, f*] = a_r k."""
+    alpha = jnp.sum(a * jnp.reshape(process.alpha, a.shape), 0)
+    return Posterior(prior, alpha, process.root.of_sum(a))
+
+
+def _of_table(part: Table, start: int, first: int, prior: GP, process: Any) -> SparseProcess:
+    """Of f = L w at a table of places, whose unknowns are those from `first` on of the part's,
+    which begin at `start`: from q(w), else with Cov[eta, w] = F, q(w) = N(F^T alpha, I - F^T R F).
+    """
+    (num,), root = prior.event_shape, process.root
+    if isinstance(root, Unknowns):
+        begin = start + first
+        half = root.gram.half_of(begin, num)
+        mean, reduction = root.mean[begin : begin + num], jnp.eye(num) - half.T @ half
+    else:
+        F = part.flat[:, first : first + num]
+        mean, reduction = F.T @ process.alpha, root.quadratic(F)
+    return _given(Points(prior.X), prior, mean, reduction)
+
+
+def _of_inducing(site: str, prior: GP, process: SparseProcess) -> list[SparseProcess]:
+    """Of a GP's units from its own inducing variables; at a table of places, f = L w, from w."""
+    variables: Any = process.inducing
+    own = Points(prior.X) if site in variables.tables else variables.gps[site]
+    start, num = variables.start(site), own.num
+    return [
+        _given(own, prior, process.mean[u : u + num], reduction_of_some(process.reduction, u, num))
+        for u in range(start, start + variables.size(site), num)
+    ]
+
+
+def _given(variables, prior: GP, mean, reduction) -> SparseProcess:
+    return SparseProcess(prior, variables, variables.root(prior), mean, reduction)

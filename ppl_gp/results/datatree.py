@@ -1,5 +1,4 @@
-"""A fit as ArviZ's DataTree: every method's draws with the same groups and dimensions, so that
-comparisons mix methods.
+"""A fit as ArviZ's DataTree: draws of all methods have the same groups and dimensions.
 
 ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
@@ -19,10 +18,11 @@ from ppl_gp.quick import full_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.roles import is_factor, is_gp, is_observed
 from ppl_gp.reading.tracing import run
+from ppl_gp.results import tree_groups
 from ppl_gp.results.integrals.latents import densities_without_labels
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.parts import function_rows
-from ppl_gp.results.query.layout import require_all_rows
+from ppl_gp.results.query.layout import label_of, observed_names, require_all_rows
 from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, first_trace, has_layers, prior_at
 from ppl_gp.results.store.archive import package_versions
@@ -34,20 +34,9 @@ from ppl_gp.results.tree_dimensions import (
     dots,
     dotted,
     inputs_of,
-    label_of,
-    observed_names,
     rows_that_count,
     scored_names,
     site_dimensions,
-)
-from ppl_gp.results.tree_groups import (
-    datasets,
-    deterministic_sites,
-    further_groups,
-    names_of_observed,
-    parts_of,
-    predicted_groups,
-    without_masked_rows,
 )
 from ppl_gp.settings import as_key
 
@@ -73,14 +62,12 @@ def to_datatree(
     Groups: `posterior` (hyperparameters, f at the training inputs and deterministic sites; where
     sites were integrated into a predictor, those sites and the predictor, drawn jointly),
     `point_estimates` (without chain and draw: hyperparameters that the fit keeps at one value, as
-    under `MAP()` and `Fixed()`, and deterministic sites that depend on nothing else: they have no
-    distribution), `log_likelihood` (each
-    observed site and datum, without the rows that masks leave out of all of them; 0 where an
-    entry is masked beside others; of factors those that see observations),
+    under `MAP()` and `Fixed()`, and deterministic sites that depend on nothing else),
+    `log_likelihood` (each observed site and datum, without the rows that masks leave out of all of
+    them; 0 where an entry is masked beside others; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
-    Attributes: method, result, log_evidence, seconds; symmetries, where the posterior does not tell
-    the entries of a plate apart (`results.symmetry`: label switching).
+    Attributes: method, result, log_evidence, seconds; symmetries (label switching).
 
     `whole=True` adds what ArviZ's checks ask for: `prior` (every site, and deterministic ones),
     `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed
@@ -100,12 +87,11 @@ def to_datatree(
     the predictor) and `predictions_constant_data` (the new inputs). `pred_coords`: as `coords`, of
     these groups, whose axis of the data has the row labels of the new inputs.
 
-    Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
-    approximation q(f), jointly; draws that have weights are resampled to `num_draws` of equal
-    weight. `num_draws` changes nothing for fits that keep draws of equal weight (`Sample`, the
-    samplers, `MeanField`, `SVI`): f is drawn once from q(f) at each of them. `rng_key`: key or
-    seed of these draws. A loaded fit has no observations: its tree lacks `log_likelihood` and
-    `observed_data`.
+    `num_draws`: where hyperparameters are one value (`MAP`, `Fixed`), f is drawn so often from
+    q(f), jointly; draws that have weights are resampled to so many of equal weight. Fits that keep
+    draws of equal weight (`Sample`, the samplers, `MeanField`, `SVI`) have those, and f is drawn
+    once at each. `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree
+    lacks `log_likelihood` and `observed_data`.
 
     Cost: O(S N^3) for draws of f, S evaluations of the model; `whole` draws f from the prior as
     often; `predictions` of M rows O(S (M^3 + M N^2)). Raises `DataError` for num_draws < 1, for
@@ -122,28 +108,28 @@ def to_datatree(
     values = {k: v for group in drawn for k, v in group.items()}
     groups, dims = _groups_of_training(fit, sites, *drawn)
     if whole:
-        further = further_groups(fit, values, key, num_draws)
+        further = tree_groups.further_groups(fit, values, key, num_draws)
         groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in further.items()}
-    observed, plate = names_of_observed(fit, sites), data_plate(sites)
+    observed, plate = tree_groups.names_of_observed(fit, sites), data_plate(sites)
     inputs = inputs_of(fit, fit.args, fit.kwargs, plate)
     part = Part(groups, dims, observed)
-    training = parts_of(part, "constant_data", *inputs, fit.names, {})
+    training = tree_groups.parts_of(part, "constant_data", *inputs, fit.names, {})
     each = function_rows(fit)  # what each function of a predictor is
     functions = {} if each is None else {training[0].dims[fit.model.plan.name][0]: list(each)}
     given = dotted(coords or {})
-    found = datasets(training, "coords", functions, given)
+    found = tree_groups.datasets(training, "coords", functions, given)
     if predictions is not None:
         num, own = len(next(iter(values.values()))), random.fold_in(key, _NEW)
         still = groups["point_estimates"]
-        new = predicted_groups(fit, predictions, own, num, observed, still)
+        new = tree_groups.predicted_groups(fit, predictions, own, num, observed, still)
         new[0].groups["predictions"] = by_chain(new[0].groups["predictions"], _chains(fit))
         shared = functions | {d: x for d, x in given.items() if d != dots(plate or "")}
-        found |= datasets(new, "pred_coords", shared, dotted(pred_coords or {}))
+        found |= tree_groups.datasets(new, "pred_coords", shared, dotted(pred_coords or {}))
     import xarray as xr  # with pandas it takes a second, which a fit need not wait for
 
     if (densities := found.get("log_likelihood")) is not None:
         scored = dotted({label_of(k, sites): sites[k] for k in scored_names(sites)})
-        found["log_likelihood"] = without_masked_rows(densities, scored)
+        found["log_likelihood"] = tree_groups.without_masked_rows(densities, scored)
     tree = xr.DataTree.from_dict(found)
     tree.attrs = _attributes(fit)
     return tree
@@ -159,7 +145,7 @@ def _groups_of_training(
 ) -> tuple[dict[str, dict], dict[str, list[str]]]:
     """({group: {variable: array}}, {variable: dimensions after chain and draw})."""
     values, chains = {**hyper, **parts, **f}, _chains(fit)
-    further, still = deterministic_sites(fit, values)
+    further, still = tree_groups.deterministic_sites(fit, values)
     shapes = {k: np.shape(v)[1:] for k, v in further.items()}
     shapes |= {k: np.shape(v) for k, v in still.items()}
     drawn = {k: v for k, v in values.items() if k not in fit.points}
@@ -192,8 +178,7 @@ def _pointwise(fit: Record, sites: dict, hyper: dict, f: dict) -> dict:
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
     """As `posterior_draws`, and {integrated site: (S, ...)}, which add up to the predictor.
 
-    Raises `DataError` where effects of each datum are drawn given its observation, which a loaded
-    fit does not hold.
+    Raises `DataError` for effects per datum of a loaded fit, which does not hold observations.
     """
     if not isinstance(fit.model, Collapsed):
         return *posterior_draws(fit, key, num_draws), {}
@@ -215,10 +200,7 @@ def _even(fit: Record, num_draws: int) -> tuple[Draws, int, dict]:
 
 def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     """({site: (S, ...)}, {GP site: (S, ..., N)}): joint draws of the hyperparameters and f at the
-    training inputs.
-
-    S is `num_draws` where the hyperparameters are one value or their draws have different weights
-    (which are then resampled), and the number of draws kept otherwise.
+    training inputs; S as `to_datatree` says.
     """
     draws, repeats, known = _even(fit, num_draws)
     if all(kept.is_draws for kept in draws.kept.values()):

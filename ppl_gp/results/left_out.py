@@ -1,10 +1,7 @@
-"""Log densities of the training data: each datum left out by its cavity or by a fit to the other
-rows, and at draws of f.
-"""
+"""Log densities of the training data: at draws of f, and without each datum, by cavity or refit."""
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,15 +16,13 @@ from ppl_gp.local.natural import MinusRankOne
 from ppl_gp.mean_field.log_joint import scored
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import as_blocks
-from ppl_gp.quick import full_jit
+from ppl_gp.quick import full_jit, zeros_of
 from ppl_gp.reading.factors import is_concave, read
 from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.cubature import NODES, SEVERAL_NODES, Effort, log_expectation
-from ppl_gp.results.integrals.likelihood import log_density_per_datum
-from ppl_gp.results.integrals.several import log_expectation_over
-from ppl_gp.results.query.layout import Layout
+from ppl_gp.results.integrals.several import log_density_per_datum, log_expectation_over
 from ppl_gp.results.record import prior_at
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 
@@ -45,17 +40,15 @@ def cavity_log_densities(
     q_{-n} of `rows` is `method`'s fit to the other rows, which starts from q's sites, where that
     converges; else, and of all other rows, it is the cavity.
     """
-    plan, several = Layout((), (), num), draws.num > 1
+    several = draws.num > 1
     effort = Effort(SEVERAL_NODES[several], several, DRAWS)
 
     def one(draw):
         latent: Any = draw.kept[site]
         hyper, off, sparse = draw.known, jnp.zeros(()), isinstance(latent, FromInducing)
         factors: Any = None if sparse else read(model, *args, hyper=hyper, **kwargs)
-
-        def log_lik(f, weighed=False):
-            trace = run(model, args, kwargs, hyper, {site: f})
-            return log_density_per_datum(trace, plan, weighed)
+        trace_at = lambda f: run(model, args, kwargs, hyper, {site: f})  # noqa: E731
+        log_lik = lambda f, weighed: log_density_per_datum(trace_at(f), weighed)  # noqa: E731
 
         def score(moments, weighed=False):
             if isinstance(moments, JointMoments):  # by cubature, or weighted draws above 3
@@ -64,8 +57,8 @@ def cavity_log_densities(
                 return log_expectation_over(log_p, {site: moments}, together, effort, key)[0]
             proper = jnp.isfinite(moments.variance)  # else one row's NaN is every row's
             at = Moments(*(jnp.where(proper, x, 1.0) for x in (moments.mean, moments.variance)))
-            concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
-            found = log_expectation(lambda f: log_lik(f, weighed), at, NODES[several], concave)
+            log_p, concave = lambda f: log_lik(f, weighed), is_concave(trace_at, None, num)
+            found = log_expectation(log_p, at, NODES[several], concave)
             return jnp.where(proper, found, jnp.nan)
 
         if sparse:
@@ -111,8 +104,7 @@ def _refits(factors, latent: BehindSites, method, rows):
         others = log_lik.of_rows(every != n)
         nat1 = jnp.where(every != n, jnp.reshape(first.nat1, (-1, log_lik.num)), 0.0)
         start = first.like(jnp.ravel(nat1), jnp.where(every != n, first.nat2, 0.0))
-        blank = eqx.filter_eval_shape(method.solve, K, mean, others, start)
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+        blank = zeros_of(method.solve, K, mean, others, start)
         failed = blank._replace(code=jnp.full_like(blank.code, Result.nonfinite.code))
 
         def attempt(state):  # a loop, so that the second start compiles nothing
@@ -141,13 +133,12 @@ def distinct(log_lik) -> np.ndarray:
 
 
 @full_jit
-def draw_log_densities(model, hyper, f, args, kwargs, num: int):
+def draw_log_densities(model, hyper, f, args, kwargs):
     """log p(y_n | f, hyperparameters) of all sites of a datum, and that by `scale`; (S, N) each."""
-    plan = Layout((), (), num)
 
     def one(draw):
         trace = run(model, args, kwargs, *draw)
-        return log_density_per_datum(trace, plan), log_density_per_datum(trace, plan, True)
+        return log_density_per_datum(trace), log_density_per_datum(trace, weighed=True)
 
     return lax.map(one, (hyper, f))
 
@@ -186,8 +177,7 @@ def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments,
 
 
 def cavity(prior: GP, latent: FromPseudo) -> Moments:
-    """q_{-n}(f_n) of every datum, (N,) each: the posterior marginal without its site; NaN where it
-    is not proper.
+    """q_{-n}(f_n) of every datum, (N,): its marginal without its site; NaN where it is not proper.
 
     variance = v / (1 - nat2 v) = v nat2 / R_nn, R = (K + T^-1)^-1: each form where it does not
     cancel. mean = mu - variance alpha, as alpha_n = nat1_n - nat2_n mu_n.
@@ -207,8 +197,7 @@ def cavity_of_inducing(prior: GP, kept: FromInducing, log_lik) -> tuple[Moments,
     Var f_n = s + d, d what u leaves unexplained. E = E_q[log p(y_n | f_n)] has slopes g in the mean
     and -L / 2 in the variance of f_n. At the maximum q(v) = N(A g, (I + A L A^T)^-1), A =
     Cov[v, f]: without the site of n, s becomes s / (1 - s L), and the mean falls by that times g.
-    The distance is the largest of one step to that fixed point: of means in sd of f_n, of variances
-    in shares of them.
+    The distance is the largest step to that fixed point, of means in sd, of variances in shares.
     """
     process: Any = kept.process(prior)
     mean, variance = process.marginals(prior)

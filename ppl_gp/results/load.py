@@ -18,17 +18,8 @@ from ppl_gp.reading.reading import Declared, own_function
 from ppl_gp.reading.refusals import require_drawn
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.store import save
 from ppl_gp.results.store.archive import named, package_versions, read_archive
-from ppl_gp.results.store.save import (
-    FIELDS,
-    FORMAT,
-    FORMAT_VERSION,
-    changed_classes,
-    changed_numbers,
-    decode,
-    portrait,
-    qualified_name,
-)
 from ppl_gp.runtime import one_at_a_time
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more
@@ -46,12 +37,10 @@ class SavedMethod:
 
 @one_at_a_time
 def load(path, model: Callable) -> Fit:
-    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw,
-    without training data.
+    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw.
 
     `model`: the function that was fitted; a file holds no code. The loaded fit has no observations,
-    so that `loo` and the tree's log_likelihood are not available; `fit.method` is only a
-    description.
+    so that it has no `loo` and no log_likelihood in its tree; `fit.method` is a description.
 
     Raises
     ------
@@ -68,18 +57,17 @@ def load(path, model: Callable) -> Fit:
         A number in the model has changed, or the file has float64 and JAX has it off.
     """
     path = Path(path)
-    header, arrays = read_archive(path, FORMAT, FORMAT_VERSION)
+    header, arrays = read_archive(path, save.FORMAT, save.FORMAT_VERSION)
     exact = any(a.dtype == np.float64 for a in arrays.values())
-    with named(path, FORMAT):
+    with named(path, save.FORMAT):
         told = {k: header.pop(k) for k in ("model", "reads", "portrait", "packages")}
-        fit = _rebuilt(model, decode(header, arrays))
+        fit = _rebuilt(model, save.decode(header, arrays))
         numbers = check_model(told, fit)
     if numbers:
         warn(
-            f"{path}: a number in the model has changed since it was fitted. At the fit's own "
-            f"values this moves the mean log density, or the kernel, of {', '.join(numbers)}. The "
-            "fit predicts by the new numbers, with an f that was inferred by the old ones: put "
-            "these back, or fit again."
+            f"{path}: a number in the model has changed since it was fitted. This moves the mean "
+            f"log density, or the kernel, of {', '.join(numbers)}. The fit predicts by the new "
+            "numbers, with an f that was inferred by the old ones: put these back, or fit again."
         )
     if exact and not jax.config.read("jax_enable_x64"):
         warn(
@@ -100,7 +88,7 @@ def _rebuilt(model: Callable, parts: dict) -> Fit:
         args=tuple(parts["args"]),
         kwargs=parts["kwargs"],
         result=Result(parts["result"]),
-        **{k: parts[k] for k in FIELDS},
+        **{k: parts[k] for k in save.FIELDS},
     )
 
 
@@ -111,20 +99,20 @@ def check_model(told: dict, fit: Fit) -> list[str]:
     Another likelihood or kernel under the same name is another model, and another formula if the
     versions are the file's. Returns the sites whose densities have other numbers.
     """
-    given, first, saved = qualified_name(fit.model), fit.draws.at(0), told["portrait"]
+    given, first, saved = save.qualified_name(fit.model), fit.draws.at(0), told["portrait"]
     try:
         require_drawn(fit.model.function.__wrapped__, Leaves(fit.model, fit.args, fit.kwargs))
-        now = portrait(fit.model, fit.args, fit.kwargs, first.known, first.values)
+        now = save.portrait(fit.model, fit.args, fit.kwargs, first.known, first.values)
         if saved is None:
             raise ValueError("when it was saved it did not run without its observations")
-        classes = changed_classes(saved, now)
+        classes = save.changed_classes(saved, now)
         outside = [] if classes else _outside(fit)
     except Exception as error:  # a model may raise anything without its observations
         raise StoreError(
             f"was saved from the model '{told['model']}', and '{given}' was given, which "
             f"does not run with the saved arguments: {error}"
         ) from error
-    numbers, values = changed_numbers(saved, now), _changed_values(told["reads"], fit)
+    numbers, values = save.changed_numbers(saved, now), _changed_values(told["reads"], fit)
     same = saved["formula"] == now["formula"] or told["packages"] != package_versions()
     if classes:
         _refuse(told, given, "; ".join(classes))

@@ -2,12 +2,12 @@
 
 - Local methods: the same method's fit to the other rows at the same hyperparameters, from q's sites
   in a few steps; else a cavity, q / site_n (Vehtari, Mononen, Tolvanen, Sivula & Winther 2016),
-  exact for Gaussian likelihoods and off by up to .3 nats in a row of skewed ones.
+  off by up to .3 nats in a row of skewed likelihoods.
 - `hyper=Sample()`: 1 / E[1 / p(y_n | y_{-n}, theta)] over draws of theta, Pareto-smoothed.
 - Draws of f, and of models without a GP: PSIS by ArviZ; labels of the rows are summed.
 - `SVGP` of one function: cavities of q(u) where its bound is at its maximum (Khan & Lin 2017).
-- `MeanField`, and `SVGP` of several functions: draws of q, whose weights also correct q for what it
-  is not the posterior (Magnusson, Andersen, Jonasson & Vehtari 2019), if that density is known.
+- `MeanField`, and `SVGP` of several functions: draws of q, with weights that also correct q
+  (Magnusson, Andersen, Jonasson & Vehtari 2019), if its density is known.
 """
 
 import dataclasses
@@ -59,8 +59,7 @@ from ppl_gp.sparse.process import SparseProcess, draws_with_inducing
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-# ArviZ is imported where it is used: with xarray and pandas it takes a second, which a fit need not
-# wait for.
+# ArviZ is imported where it is used: it takes a second, which a fit need not wait for.
 
 SETTLED = 0.05  # sd of f, within which q is where its bound is highest
 GOOD_KHAT = 0.7  # Vehtari et al. 2024
@@ -75,8 +74,7 @@ MAX_ROWS = 2000  # f is drawn jointly over them
 
 
 def loo(fit: Record) -> "ELPDData":
-    """Expected log predictive density of the training data, each datum left out (`elpd`, `se`,
-    pointwise `elpd_i`).
+    """Expected log density of the training data, each datum left out: `elpd`, `se`, and `elpd_i`.
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges
     the weights of draws: of samplers, and of `SVGP` of several functions, 1000 draws of q(f), or an
@@ -93,31 +91,27 @@ def loo(fit: Record) -> "ELPDData":
     the rows' labels, or numbers. ArviZ's `compare` takes the result.
 
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
-    loaded fit (no observations) and for fewer than 21 draws, `ModelError` where observed sites have
-    no log density for each datum.
+    loaded fit (no observations), for fewer than 21 draws, and without a log density per datum.
     """
     require_whole_data(fit, "loo")
     sites = training_sites(fit)
     if not scored_names(sites):
         raise DataError(
-            "loo() needs observed sites with a density for each datum, and there are none: a "
-            "saved fit does not hold its observations (call loo() before saving), and a "
-            "numpyro.factor is of no datum."
+            "loo() needs observed sites with a density for each datum. A saved fit does not hold "
+            "its observations (call loo() before saving); a numpyro.factor belongs to no datum."
         )
     fit.warn_of_others("loo")
     if own := own_effects(fit):
         raise ModelError(
-            f"loo() under SVGP() is not for effects that stand one a datum, {own}: each follows "
-            "its own datum. VI(), EP() and Laplace() leave data out by cavities; or score held-out "
-            "data by log_density."
+            f"loo() under SVGP() is not for effects that stand one a datum, {own}, and follow it: "
+            "use VI(), EP() or Laplace(), or score held-out data by log_density."
         )
     data = _scored_data(fit, sites)
     if _has_cavities(fit):
         return _by_cavities(fit, data)
     if data.num > MAX_DATA:
         raise DataError(
-            f"loo() of {data.num} data weighs 1000 draws of each; score held-out data by "
-            "log_density."
+            f"loo() weighs 1000 draws of {data.num} data; score held-out data by log_density."
         )
     return _corrected(fit, data) if can_be_corrected(fit, data.num) else _by_draws(fit, sites, data)
 
@@ -158,7 +152,7 @@ def _by_draws(fit: Record, sites: dict, data: _Data):
     hyper, f = _draws_of_blocks(fit) if fit.blocks else posterior_draws(fit, random.key(0), DRAWS)
     found = None if data.scaled else densities_without_labels(fit, sites, hyper, data.num)
     if found is None:
-        densities, removed = draw_log_densities(fit.model, hyper, f, *given, data.num)
+        densities, removed = draw_log_densities(fit.model, hyper, f, *given)
         draws = {**hyper, **f}
     else:
         densities, draws = found
@@ -225,9 +219,8 @@ def _tell_of_cavities(before, after, follows, rows) -> None:
     if left > WORTH_TELLING:
         warn(
             f"loo(): {len(rows)} rows, on which the fit depends most, are from fits to the other "
-            f"rows. The other {len(follows) - len(rows)} are from cavities, as refits would take "
-            f"long: `elpd` may be off by about {left:.2g} nats. Where that matters, score held-out "
-            "data by log_density."
+            f"rows, and {len(follows) - len(rows)} from cavities, as refits take long: `elpd` may "
+            f"be off by about {left:.2g} nats. To be sure, score held-out data by log_density."
         )
 
 
@@ -248,7 +241,7 @@ def _corrected(fit: Record, data: _Data):
     given, known = (fit.args, fit.kwargs), fit.draws.at(0).known
     f, log_lik, log_ratio = corrected_draws(fit.model, fit.draws, data.num, *given)
     hyper = {k: jnp.broadcast_to(v, (DRAWS, *jnp.shape(v))) for k, v in known.items()}
-    densities, removed = draw_log_densities(fit.model, hyper, f, *given, data.num)
+    densities, removed = draw_log_densities(fit.model, hyper, f, *given)
     return _weighed(fit, data, densities, removed, f, log_lik + log_ratio)
 
 
@@ -293,9 +286,10 @@ def _weighed(fit: Record, data: _Data, densities, removed, draws, log_w):
 
 def _of_rows(data: _Data, draws) -> str:
     """What is to be said of draws that have latents of single rows."""
-    own = [k for k in data.local if k in draws]
-    told = "follow each row by its own {}, which weights seldom take back: `elpd` may be nats off "
-    return own and (told + "(4.3 and 7.5 too high over 25 rows where tried)").format(own) or ""
+    if not (own := [k for k in data.local if k in draws]):
+        return ""
+    told = f"follow each row by its own {own}, which weights seldom take back: `elpd` may be nats "
+    return told + "off (4.3 and 7.5 too high over 25 rows where tried)"
 
 
 def _told(fit: Record, data: _Data, found: Any, lpd, draws, weighed=False):
@@ -377,7 +371,7 @@ def _khat(fit: Record, site: str, num: int) -> np.ndarray:
     else:  # log q(u) - log p(u)
         f, _, log_ratio = corrected_draws(fit.model, fit.draws, num, *given)
         log_sites = -log_ratio
-    _, log_p = draw_log_densities(fit.model, hyper, f, *given, num)
+    _, log_p = draw_log_densities(fit.model, hyper, f, *given)
     log_w = jnp.sum(log_p, 1) - log_sites
     return khats(np.asarray(log_p - log_w[:, None]).T)
 
@@ -409,8 +403,8 @@ def _elpd(data: _Data, left_out, lpd, khat=None):
 
 def can_be_corrected(fit: Record, num_data: int) -> bool:
     """Whether p(f, y) / q(f) is known: one setting, one layer, q(u) of inducing variables alone."""
-    functions = max([kept.coupled for kept in fit.latent.values()], default=0)
-    if fit.sampled or num_data * max(1, functions) > MAX_ROWS or has_layers(fit):
+    functions = max([1, *(kept.coupled for kept in fit.latent.values())])
+    if fit.sampled or num_data * functions > MAX_ROWS or has_layers(fit):
         return False
     return all(isinstance(kept, FromInducing) for kept in fit.latent.values())
 

@@ -136,9 +136,7 @@ def _given_inducing(kept: FromInducing, prior, here: Behind, key, num: int) -> d
 
 
 def _given_functions(likelihood: Any, here: Behind, e: dict, key) -> dict:
-    """Draws of what stands one a datum and `e` lacks: their sum from p(. | f_n, y_n), each of them
-    given that by Matheron's rule.
-    """
+    """Effects per datum that `e` lacks: their sum from p(. | f_n, y_n), each by Matheron's rule."""
     own, S = {k: here.fns[k] for k in here.fns if k not in e}, likelihood.variance
 
     def one(entry):

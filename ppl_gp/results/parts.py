@@ -1,5 +1,4 @@
-"""Answers by part: the posterior of each site behind an integrated predictor, and of what it adds
-at new rows.
+"""The posterior of each site behind an integrated predictor, and of what it adds at new rows.
 
 With eta = offset + sum_k (A_k c_k + t_k) (`reading.predictor.parts`), alpha = K^-1 (E[eta] - m)
 and R = (K + T^-1)^-1 of the pseudo-likelihood, anything that is jointly Gaussian with eta has
@@ -55,10 +54,9 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     of_parts = isinstance(kept, FromInducing) and isinstance(kept.inducing, PartsVariables)
     if not (isinstance(kept, FromPseudo | FromFunctions) or of_parts):
         raise ModelError(
-            "components() is of fits that integrate a predictor's sites together: by Laplace, EP, "
-            "VI, LocalBound, and by SVGP where effects stand beside a GP. "
-            f"{type(record.method).__name__} keeps the sites of this model themselves, in "
-            "fit.hyper and fit.latent."
+            "components() is for fits that integrate a predictor: by Laplace, EP, VI, LocalBound, "
+            f"or SVGP with effects. {type(record.method).__name__} keeps the sites of this model "
+            "themselves, in fit.hyper and fit.latent."
         )
     found, offset = _components(query, _predictor_of_one(record))
     known = {OFFSET: _known(record, offset)} if bool(jnp.any(offset != 0)) else {}
@@ -138,8 +136,8 @@ def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str
             mean, variance = root.moments_of(part, start)
             start += part.num_unknowns
         else:
-            u = kept.inducing_variables
-            C = train.parts[k].cross(part) if u is None else u.cross_of({k: part})
+            sparse = isinstance(kept, FromInducing)
+            C = kept.inducing.cross_of({k: part}) if sparse else train.parts[k].cross(part)
             prior = part.diag() + diagonal_of(part.jitter())
             mean, variance = _given_data(kept, root, C, prior)
         functions = part.mean.shape if len(part.mean) > 1 else part.mean.shape[1:]
@@ -184,8 +182,8 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
             if isinstance(root, Unknowns):
                 centred, variance = root.moments(side_by_side(loads, widest(train.parts)))
             else:
-                if (u := kept.inducing_variables) is not None:
-                    C = u.cross_of_effects(loads)
+                if isinstance(kept, FromInducing):
+                    C = kept.inducing.cross_of_effects(loads)
                 else:  # Cov[eta, site]; tables have columns
                     C = sum(train.parts[j].cross(D) for j, D in loads.items())
                 prior_variance = sum(D.diag() for D in loads.values())

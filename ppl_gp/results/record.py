@@ -14,15 +14,15 @@ from ppl_gp.draws import Draws, Mixture
 from ppl_gp.errors import ModelError, Result, warn
 from ppl_gp.frames.names import Names
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.kept import Kept
+from ppl_gp.kept import FromInducing, Kept
 from ppl_gp.kept import Process as OneProcess
 from ppl_gp.mean_field.family import Family
+from ppl_gp.posterior import part_processes
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import Declared, declare, require_unchanged
 from ppl_gp.reading.refusals import require_none_tied, require_pairs, unpaired
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.part_processes import part_processes
 from ppl_gp.runtime import one_at_a_time
 from ppl_gp.sparse.parts import PartsVariables
 
@@ -31,18 +31,14 @@ Process = OneProcess | Mixture
 
 @dataclasses.dataclass(repr=False, kw_only=True)
 class Record:
-    """What was inferred: fields only, and what follows from them at once. Every method fills the
-    same fields.
+    """What was inferred, and what follows from it at once. Every method fills the same fields.
 
-    - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`); S = 1 where the
-      hyperparameters are one value.
+    - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`).
     - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
-    - `local`: {latent site that stands one a datum: its q(h)}, where a method has one (draws of
-      NUTS are in `draws.latents`).
+    - `local`: {latent site with an entry per datum: its q(h)}; draws are in `draws.latents`.
     - `blocks`: the factors of mean field, `()` of other methods.
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
-    - `sampled`: whether the hyperparameters have draws; `num_chains` chains stand one after
-      another.
+    - `sampled`: whether the hyperparameters have draws, of `num_chains` chains in order.
     - `names`: {path of an argument's array: its columns, labels of categories, rows} of arguments
       that came as frames, columns or DataArrays (`frames.table.ArrayNames`).
     """
@@ -63,16 +59,13 @@ class Record:
 
     def __post_init__(self):
         if not isinstance(self.model, Declared):
-            self._declare()
+            declared = declare(self.model, self.args, self.kwargs)
+            known = {*self.draws.known, *self.draws.kept, *self.local}
+            # without observations, what is left is observed
+            unseen = tuple(k for k, _ in declared.reading.axes if k not in known)
+            self.model = Declared(declared.function, declared.reading.observing(unseen))
         reading = self.model.reading
         self.draws = self.draws.apart(lambda site: reading.axis(site) is not None)
-
-    def _declare(self):
-        declared = declare(self.model, self.args, self.kwargs)
-        known = {*self.draws.known, *self.draws.kept, *self.local}
-        # without observations, what is left is observed
-        unseen = tuple(k for k, _ in declared.reading.axes if k not in known)
-        self.model = Declared(declared.function, declared.reading.observing(unseen))
 
     @property
     def source(self) -> Declared:
@@ -81,9 +74,7 @@ class Record:
 
     @functools.cached_property
     def hyper(self) -> dict:
-        """{site: value} of hyperparameters, params and drawn latents, with a leading axis of S
-        draws where they were sampled.
-        """
+        """{hyperparameter, param or drawn latent: value, or (S, ...) where they were sampled}."""
         return self.draws.known if self.sampled else self.draws.at(0).known
 
     @functools.cached_property
@@ -100,9 +91,7 @@ class Record:
 
     @property
     def latent(self) -> Mapping[str, Kept]:
-        """{GP site: what is kept of q(f)}, with a leading axis of S (1 where the hyperparameters
-        are one value).
-        """
+        """{GP site: what is kept of q(f)}, with a leading axis of S draws, or 1."""
         return self.draws.kept
 
     @property
@@ -123,13 +112,11 @@ class Record:
     @functools.cached_property
     @one_at_a_time
     def posterior(self) -> Process | dict[str, Process]:
-        """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site:
-        process} for several sites.
+        """The posterior process, `fit.posterior(X_new)` at the GP's own inputs; {site: process}.
 
         Factored once, at the first use: O(N^3). Where the hyperparameters were integrated, by
-        `Sample` or `Grid`, a call mixes over the S weighted draws, O(S (N^3 + M N^2)), and answers
-        with a `MixtureSameFamily`. Raises `ModelError` where a kernel is no function of two rows,
-        and where the model has no GP.
+        `Sample` or `Grid`, a call returns the `MixtureSameFamily` over the S weighted draws,
+        O(S (N^3 + M N^2)). Raises `ModelError` without a GP, and for a kernel without new rows.
         """
         if not self.latent:
             raise ModelError(
@@ -175,24 +162,20 @@ class Record:
 
     @functools.cached_property
     def unpaired(self) -> dict[str, str]:
-        """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
-        none with new rows.
-        """
+        """{GP site whose kernel is no function of two rows, and has none with new rows: why}."""
         trace = first_trace(self)
         return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
 
     def require_pairs(self) -> None:
-        """Raise `ModelError` where new rows have no covariance with the training rows."""
+        """Raise `ModelError` where new rows have no covariance with the training rows, and where
+        the entries of a latent with one per datum depend on each other.
+        """
         if self.unpaired and isinstance(self.model, Collapsed):
             require_none_tied(self.model.tied)
-        require_none_tied(self.tied_latents, "fit.hyper")
+        reading = self.model.reading
+        tied = self.draws.known.keys() & {*reading.whole, *reading.mixed}
+        require_none_tied(sorted(tied), "fit.hyper")
         require_pairs(self.unpaired)
-
-    @property
-    def tied_latents(self) -> list[str]:
-        """Latents with an entry per datum that know each other, as one event or in their prior."""
-        reading, sites = self.model.reading, {*self.draws.hyper, *self.draws.latents}
-        return sorted(sites.intersection((*reading.whole, *reading.mixed)))
 
     def warn_of_others(self, verb: str) -> None:
         """Warn of observed sites without an entry for each row, which a verb by row leaves out."""
@@ -207,10 +190,8 @@ class Record:
 
     @property
     def independent_draws(self) -> float | None:
-        """How many independent draws of the posterior this fit's are worth; `None` for one setting
-        and for weighted points.
-
-        S, or the smallest effective sample size where chains have one.
+        """How many independent draws of the posterior this fit's are worth: S, or the smallest
+        effective sample size of chains; `None` for one setting and for weighted points.
         """
         if not self.sampled or self.draws.is_weighted():
             return None
@@ -222,11 +203,10 @@ class Record:
         """Inducing variables of a sparse fit, {site: ...} of several; for `inducing=` again."""
         found = {}
         for k, kept in self.latent.items():
-            own = kept.draw(0).inducing_variables
-            if isinstance(own, PartsVariables):  # the GPs' own: effects are what they are
-                found |= own.gps
-            elif own is not None:
-                found[k] = own
+            if isinstance(kept, FromInducing):
+                own = kept.draw(0).inducing
+                # the GPs' own: effects are what they are
+                found |= own.gps if isinstance(own, PartsVariables) else {k: own}
         if not found:
             raise ModelError(
                 f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() "
@@ -250,9 +230,9 @@ def _one_or_all(processes: dict[str, Process]) -> Process | dict[str, Process]:
 
 
 def _told(name: str, value) -> str:
-    if not hasattr(value, "shape") or np.shape(value):
-        return f"{name} {np.shape(value)}" if hasattr(value, "shape") else name
-    return f"{name}={float(value):.4g}"
+    if not hasattr(value, "shape"):  # a network's tree of parameters
+        return name
+    return f"{name} {value.shape}" if value.shape else f"{name}={float(value):.4g}"
 
 
 def first_trace(record: Record) -> dict:
@@ -280,8 +260,7 @@ def _process(record: Record, site: str) -> Process:
         return Mixture(lambda draw: _of_draw(record, site, draw), record.draws)
     draw = record.draws.at(0)
     root = _root(record.model, site, draw, record.args, record.kwargs)
-    # The prior is made outside the compiled function: a mean or kernel may close over the
-    # hyperparameters.
+    # outside of the compiled function: a mean or kernel may close over the hyperparameters
     return draw.kept[site].process(training_prior(record, site, draw.known), root)
 
 
@@ -289,8 +268,7 @@ def _of_draw(record: Record, site: str, draw: Draws) -> OneProcess:
     kept = draw.kept[site]
     if kept.mean.ndim > 1 and not isinstance(record.model, Collapsed):
         raise ModelError(
-            "a mixture of several functions at one GP site has no one distribution; use "
-            "fit.predict or fit.sample."
+            "a mixture of several functions has no one distribution; use fit.predict or fit.sample."
         )
     return kept.process(training_prior(record, site, draw.known))
 

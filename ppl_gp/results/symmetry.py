@@ -5,9 +5,8 @@ Every posterior is then the same under all K! orders of the entries. Draws of on
 whichever order each draw has (label switching), averages over them are of no entry, and a q that
 tells the entries apart sits at one of equal maxima.
 
-What changes places together is found by trying, and proved as conjugacy is: at values of all
-sites that are far apart, two permutations that generate all others leave each site's log density as
-it was, and so each permutation does.
+What changes places together is found by trying, and proved as conjugacy is: two permutations that
+generate all others leave each site's log density as it was, at values that are far apart.
 """
 
 import itertools
@@ -23,7 +22,8 @@ from numpyro.distributions import biject_to, constraints
 from ppl_gp.gp import unwrap
 from ppl_gp.mean_field.log_joint import LogJoint, scored
 from ppl_gp.quick import quick_jit
-from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed
+from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed, subsampling
+from ppl_gp.results.query.layout import outcomes
 from ppl_gp.results.record import Record, first_trace
 
 _SPREADS = (0.3, 1.0, 2.0)  # of values, in NumPyro's unconstrained coordinates
@@ -45,9 +45,7 @@ class Symmetry(NamedTuple):
 
     @property
     def log_count(self) -> float:
-        """log K!, nats: what `compare_models(log_symmetry=)` adds to a bound that is at one of K!
-        modes apart from each other.
-        """
+        """log K!, nats: `compare_models(log_symmetry=)` adds it to a bound at one of K! modes."""
         return math.lgamma(self.size + 1.0)
 
     def __str__(self) -> str:
@@ -66,9 +64,9 @@ def symmetries(fit: Record) -> tuple[Symmetry, ...]:
     """The plates without data whose orders are proved to leave the log joint as it is, each with
     the fewest other sites that must move with it; of models without a GP.
 
-    Raises nothing of its own. Costs, where there are such plates, one compiled run of the model and
-    a few hundred calls of it at most. Not told: plates that hold observations, symmetries of more
-    than seven parts, and those of other axes than plates (factors of a factor analysis).
+    Costs, if there are such plates, one compiled run of the model and a few hundred calls of it at
+    most. Not found: plates that hold observations, symmetries of more than seven parts, and those
+    of other axes than plates (factors of a factor analysis).
     """
     if fit.latent:
         return ()
@@ -99,14 +97,12 @@ def symmetries(fit: Record) -> tuple[Symmetry, ...]:
 
 def _plates(trace: dict) -> dict[str, int]:
     """{name: size} of whole plates of two entries or more in which latents stand, and no data."""
-    latent, seen, whole = {}, data_plates(trace), set()
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["args"][1] in (None, site["args"][0]):
-            whole.add(name)
+    latent, others = {}, data_plates(trace) | subsampling(trace).keys()
+    for site in trace.values():
         if site["type"] == "sample":
             frames = {f.name: f.size for f in site["cond_indep_stack"]}
-            (seen if is_observed(site) else latent).update(frames)
-    return {k: n for k, n in latent.items() if n > 1 and k in whole - seen}
+            (others if is_observed(site) else latent).update(frames)
+    return {k: n for k, n in latent.items() if n > 1 and k not in others}
 
 
 def _symmetry(invariant, trace, latents, name: str, plates) -> Symmetry | None:
@@ -143,17 +139,8 @@ def _others(trace: dict, latents, name: str, plates) -> Iterator[_Part]:
         fn: Any = unwrap(trace[k]["fn"])
         if fn.support is constraints.simplex and trace[k]["fn"].event_shape == (size,):
             yield _Part(((k, -1),))
-        elif _categories(fn) == list(range(size)):
+        elif outcomes(fn) == tuple(range(size)):
             yield _Part(label=k)
-
-
-def _categories(fn) -> list[int] | None:
-    if not (fn.support.is_discrete and fn.has_enumerate_support) or fn.event_shape:
-        return None
-    try:
-        return np.ravel(np.asarray(fn.enumerate_support(expand=False))).astype(int).tolist()
-    except (NotImplementedError, ValueError):  # totals that differ
-        return None
 
 
 def _values(trace: dict, latents, i: int) -> dict:
@@ -162,7 +149,7 @@ def _values(trace: dict, latents, i: int) -> dict:
     for k, key in zip(latents, random.split(random.key(i), len(latents)), strict=True):
         site, fn = trace[k], unwrap(trace[k]["fn"])
         shape = tuple(site["fn"].shape())
-        if (categories := _categories(fn)) is not None:
+        if (categories := outcomes(fn)) is not None:
             found[k] = jnp.asarray(rng.choice(categories, shape))
         elif fn.support.is_discrete:
             found[k] = site["value"]

@@ -12,7 +12,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.gp import bare_shape, mask_of
 from ppl_gp.reading.arguments import Leaves, argument_names
-from ppl_gp.reading.roles import data_axis, data_plates, is_factor, is_observed
+from ppl_gp.reading.roles import data_axis, data_plates, is_factor
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.record import Record
 
@@ -35,16 +35,6 @@ class Part(NamedTuple):
         dims = {k: [dots(d) for d in own] for k, own in self.dims.items()}
         groups = {group: dotted(values) for group, values in self.groups.items() if values}
         return Part(groups, dotted(dims), dotted(self.named))
-
-
-def label_of(name: str, trace: dict) -> str:
-    """A site's name for the user: without the "_observed" that obs_mask adds."""
-    stem = name.removesuffix("_observed")
-    return stem if f"{stem}_unobserved" in trace else name
-
-
-def observed_names(trace: dict) -> list[str]:
-    return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
 
 
 def scored_names(trace: dict) -> list[str]:
@@ -141,8 +131,7 @@ def dots(name: str) -> str:
 
 def without_clashes(sites: dict, inputs: dict) -> tuple[dict, dict]:
     """Both {variable: dimensions}, with `_dim` behind a dimension that is called as a variable,
-    which xarray takes for its coordinate, and an underscore behind an argument's own dimension
-    that a site of its name has.
+    which xarray takes for its coordinate, and `_` behind an argument's that a site of its name has.
     """
     taken = {*sites, *inputs}
     free = lambda own: [f"{d}_dim" if d in taken else d for d in own]  # noqa: E731

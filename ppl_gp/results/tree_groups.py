@@ -1,11 +1,10 @@
-"""What a fit's names say in a tree (coordinates of dimensions, the labels of integers), rows that
-masks leave out of its densities, and the groups `predictions` and `predictions_constant_data`: what
-is drawn at new inputs, and these inputs; and what the model draws before and after it has seen the
-data, its prior densities, and deterministic sites.
+"""Groups of a tree: deterministic sites, what the model draws before and after it has seen the
+data, prior densities, `predictions` and their inputs; and what a fit's names say in them.
 """
 
 import json
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from ppl_gp.reading.roles import is_factor, is_missing_part, is_observed, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.compiled import joint_draws
 from ppl_gp.results.query.by_names import named_at
+from ppl_gp.results.query.layout import label_of, observed_names
 from ppl_gp.results.query.query import query_at
 from ppl_gp.results.record import Record
 from ppl_gp.results.tree_dimensions import (
@@ -32,8 +32,6 @@ from ppl_gp.results.tree_dimensions import (
     data_plate,
     deterministic_dimensions,
     inputs_of,
-    label_of,
-    observed_names,
     rows_that_count,
     site_dimensions,
     without_clashes,
@@ -80,11 +78,9 @@ def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, 
     model = fit.source
     found = _after(model, values, fit.args, fit.kwargs, key)
     found["log_prior"] = {k: v for k, v in found["log_prior"].items() if k not in fit.points}
-    try:
-        prior = _before(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
-    except NotImplementedError:
-        prior = {}
-    return {**found, **prior}
+    with suppress(NotImplementedError):
+        found |= _before(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
+    return found
 
 
 def _replicated(trace: dict, key) -> dict:
@@ -228,8 +224,7 @@ def names_of_observed(fit: Record, trace: dict) -> dict[str, ArrayNames]:
 
 def without_masked_rows(densities: Any, scored: dict[str, dict]) -> Any:
     """A Dataset of log densities without these rows, where they are the same ones of all sites
-    {variable: site of the training trace}: ArviZ's leave-one-out refuses a density of 0 in every
-    draw.
+    {variable: site of the training trace}: ArviZ's loo refuses a density of 0 in every draw.
     """
     dims, counted = set(), []
     for k, site in scored.items():

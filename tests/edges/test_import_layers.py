@@ -37,7 +37,6 @@ LAYERS = [
     "kept",
     "draws",
     "results.store.archive",
-    "results.part_processes",
     "results.record",
     "results.part_draws",
     "results.query",

@@ -1,6 +1,4 @@
-"""`compare`: every method of one model on the same data in one table, judged by truths that none of
-them provides.
-"""
+"""`compare`: methods for one model in one table, judged by truths that none of them provides."""
 
 import csv
 import dataclasses
@@ -46,8 +44,7 @@ class _Scored(NamedTuple):
 
 @dataclasses.dataclass
 class Comparison:
-    """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes a
-    further fit.
+    """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes more.
 
     `print(comparison)` shows one column a method, and tells of label switching
     (`fit.symmetries`); `table` is a list of {quantity: value}, one a method, `None` where a
@@ -55,25 +52,20 @@ class Comparison:
 
     - `result`, `compile_seconds`, `run_seconds`;
     - `log_evidence`, `log_evidence_se`: log evidence or bound, nats, and its error where it is a
-      mean over draws; `truth`, `truth_se`: importance-sampled, at the
-      same hyperparameters;
+      mean over draws; `truth`, `truth_se`: importance-sampled, at the same hyperparameters;
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
       error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row. Both
       errors include the Monte Carlo error of the fits' draws;
-    - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines
-      them;
+    - `error`, `error_name`, `calibration`, `calibration_name`: as `compare.scores` has them;
     - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
-      of its draws: of q where it has draws; neither sees a mode without one. `share`: the share of
-      the evidence that q's draws meet, below 1 where a search for other modes found one, which is
-      no proof that there are no more;
-    - `khat_datum`: the largest k-hat of a datum, of the weights that turn q, or the draws, into the
-    posterior without it;
+      of its draws; neither sees a mode without draws. `share`: the share of the evidence that q's
+      draws meet, below 1 where a search for other modes found one (there may be more);
+    - `khat_datum`: the largest k-hat of the weights that take one datum out of q, or the draws;
     - `elpd_loo`, `elpd_loo_se`: by the fit's own `loo`, nats;
     - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at
       the training inputs to the reference method's, in its standard deviations. It includes what
       the reference does with the hyperparameters, and its Monte Carlo error (`reference_error`).
-      Where one method integrates a predictor whose sites the other draws, site by site, effects
-      included.
+      Site by site, effects included, if one method integrates a predictor that the other draws.
     """
 
     X_test: Any
@@ -88,9 +80,7 @@ class Comparison:
     _scored: dict[str, _Scored] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, name: str, fit: Fit) -> None:
-        """Score one more fit. Raises `DataError` or `ModelError` where it is of another model or of
-        other data.
-        """
+        """Score one more fit. Raises `DataError` for other data, `ModelError` for another model."""
         _require_same_problem(self.fits, name, fit)
         self.notes[name] = []
         self._scored[name] = self._score(name, fit)
@@ -180,9 +170,7 @@ class Comparison:
     @property
     def reference_error(self) -> float | None:
         """Monte Carlo error of the reference's least certain latent mean, in its standard
-        deviations: 1 / sqrt(ESS).
-
-        `None` without an effective sample size of at least 1 (too few draws to estimate one).
+        deviations: 1 / sqrt(ESS); `None` for fewer draws than an ESS of at least 1 needs.
         """
         fit = self.fits.get(self.reference_name or "")
         ess = (fit.stats.get("ess") if fit is not None else None) or 0.0
@@ -312,8 +300,7 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
     ours, theirs = by_name(fit), by_name(other)
     if differing := [k for k in ours if k in theirs and not _same(ours[k], theirs[k])]:
         raise DataError(
-            f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit them "
-            "to the same."
+            f"'{name}' and '{first}' were fitted to different data: {differing}. Fit both to one."
         )
 
 
@@ -351,10 +338,8 @@ def shared_moments(fit: Record, other: Record) -> list[tuple[Moments, Moments]]:
 
 
 def site_moments(fit: Record, functions: dict[str, Moments]) -> dict[str, Moments]:
-    """{site of the declared model: mean and variance}; `functions`: `training_moments(fit)`.
-
-    A local method keeps the predictor of several Gaussian sites, `NUTS` the sites: moments are in
-    closed form of effects (`fit.sites`), and from draws of GPs behind a predictor and drawn sites.
+    """{site of the declared model: mean and variance}, in closed form of effects (`fit.sites`), and
+    from draws of GPs behind a predictor and of drawn sites. `functions`: `training_moments(fit)`.
     """
     if isinstance(fit.model, Collapsed):
         _, _, parts = draws_with_parts(fit, random.key(0), DRAWS)

@@ -1,8 +1,8 @@
 """`compare_models`: p(model | data) from the log evidences of different models of the same data.
 
-p(M_i | y) is proportional to p(M_i) p(y | M_i) (PRML 3.67). What stands in for log p(y | M_i) is an
-estimate (Laplace, EP) or a lower bound (VI, LocalBound, SVGP), and these are not set beside each
-other unless asked: a bound's gap differs between models by an unknown amount.
+p(M_i | y) is proportional to p(M_i) p(y | M_i) (PRML 3.67). Estimates of log p(y | M_i) (Laplace,
+EP) and lower bounds (VI, LocalBound, SVGP) are not compared with each other unless asked: a bound's
+gap differs between models by an unknown amount.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.table import printed
 from ppl_gp.results.datatree import require_same_stream, training_sites
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.tree_dimensions import observed_names
+from ppl_gp.results.query.layout import observed_names
 from ppl_gp.settings import MAP
 
 

@@ -69,8 +69,7 @@ def _observed(observed: Any, shape: tuple[int, ...]) -> ndarray:
 
 
 def calibration(prediction: Prediction, y, pit: Pit | None = None) -> Score:
-    """How far stated and observed frequencies are apart; 0 is calibrated, and M rows alone give
-    about 1 / sqrt(M).
+    """How far stated and observed frequencies differ: about 1 / sqrt(M) by chance over M rows.
 
     Classes: the expected calibration error over `NUM_BINS` bins of p(y = 1), or of the largest
     probability (Guo et al. 2017). Otherwise, where `pit` is known: the mean gap between nominal and

@@ -1,12 +1,10 @@
 """A comparison as a person reads it: a table, and three sentences for each method, on its evidence,
 its latents and its predictions, each with the size of the difference and what that matters for.
 
-The table has one column per method for people, one row per method in the CSV file. Methods that do
-not fit side by side in `WIDTH` columns go into a second table below.
+Methods that do not fit side by side in `WIDTH` columns go into a second table below.
 
 A difference of at most `ERRORS` standard errors is never called wrong, and one that is larger is
-never called equal: it is called small if it is. k-hat and the share of draws that count judge q(f)
-if it has draws; a mode without one is seen only if a search found it (`truth`).
+never called equal: it is called small if it is.
 """
 
 import html

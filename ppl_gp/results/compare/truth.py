@@ -1,5 +1,4 @@
-"""The log evidence that an approximation should have had, by importance sampling from a widened
-copy of it.
+"""The log evidence that q should have had, by importance sampling from a widened copy of it.
 
 At the fit's hyperparameters, f = m + L v with v ~ N(0, I), and in the eigenbasis L^T T L = U
 diag(lambda) U^T of its pseudo-likelihood q is N(v0, 1 / (1 + lambda)) in u = U^T v. The proposal is
@@ -34,8 +33,8 @@ from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import functions_of, read
 from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.left_out import khats
+from ppl_gp.results.query.layout import observed_names
 from ppl_gp.results.record import Record
-from ppl_gp.results.tree_dimensions import observed_names
 from ppl_gp.settings import as_key
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
@@ -61,11 +60,9 @@ class Truth(NamedTuple):
       the draws, to about +-0.1; small where nearly all of them count.
     - `khat_loo`: Pareto k-hat of q(f) against the model without datum n, (N,): p(y, f) /
       (p(y_n|f_n) q(f)), the weights of leave-one-out by q (Magnusson et al. 2019).
-    - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 where q is
-      exact.
+    - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 for an exact q.
     - `other_modes`: modes of p(f | y) that were found away from q, and `share_q`: the share of the
-      evidence that q's own draws meet (1 where no other mode was found). k-hat and efficiency judge
-      q where it has draws: they cannot see a mode without one.
+      evidence that q's own draws meet (1 where no other mode was found).
     """
 
     log_evidence: float | None = None
@@ -81,11 +78,8 @@ class Truth(NamedTuple):
 
 def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Truth:
     """Importance-sampled log evidence (nats) of a fit with one setting of the hyperparameters, and
-    the k-hat of its q(f).
-
-    Not available, with the reason given: hyperparameters or f were sampled; a q of all sites of a
-    model without a GP; the fit was loaded without its training data; k-hat above 0.7. The standard
-    error falls as 1 / sqrt(num_samples).
+    the k-hat of its q(f); or the reason why there is none: hyperparameters or f were sampled, a q
+    of all sites of a model without a GP, a loaded fit, k-hat above 0.7.
     """
     if fit.sampled:
         return Truth(reason=_why_not(fit))
@@ -114,9 +108,7 @@ def _why_not(fit: Record) -> str:
 
 @full_jit
 def _coordinates(model, hyper, args, kwargs, latent):
-    """(factors, R, centre, strength): f = mean + R u, u ~ N(0, I) under the prior, q's precisions 1
-    + strength about `centre`.
-    """
+    """(factors, R, centre, strength): f = mean + R u, and q(u) = N(centre, 1 / (1 + strength))."""
     factors = read(model, *args, hyper=hyper, **kwargs)
     L = factors.prior.scale_tril
     strength, U = jnp.linalg.eigh(L.T @ times(latent.sites.nat2, L))
@@ -126,16 +118,14 @@ def _coordinates(model, hyper, args, kwargs, latent):
 
 @full_jit
 def _log_weights(factors, R, centre, strength, modes, key, num: int):
-    """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and
-    log p(y_n|f_n), (., N).
+    """log p(y, f) / proposal of every draw, (S,); of q's own log p(y, f) / q and log p(y_n | f_n).
 
     Proposals: q and its widened copies with `num` draws, Gaussians at `modes` (K, N) with as many
     each, and the prior with `PRIOR_SHARE` of `num`.
     """
     log_lik, mean, dtype = factors.log_lik, jnp.ravel(factors.prior.mean), R.dtype
     widths = jnp.array(WIDTHS, dtype)[:, None]
-    # A pseudo-likelihood of negative precision has strength > -1 where q is proper; rounding must
-    # not undo that.
+    # a proper q with negative precisions has strength > -1, also after rounding
     precision = jnp.maximum(1.0 + strength / widths**2, jnp.finfo(dtype).eps)
     factor = lambda u, w: precision_factor(log_lik, mean, R, u, w)  # noqa: E731
     tall = [factor(u, w) for u in modes for w in MODE_WIDTHS]
@@ -181,8 +171,7 @@ def summarise(
     smoothed_q, khat_q = smooth(log_w_q)
     efficiency_q = float(1.0 / np.sum(np.exp(2.0 * smoothed_q)) / log_w_q.size)
     khat_loo = khats((log_lik_q - log_w_q[:, None]).T)
-    # ArviZ normalises the weights; those outside the tail are otherwise unchanged, which gives the
-    # constant back.
+    # outside of the tail ArviZ only normalises the weights, which gives the constant back
     lowest = int(np.argmin(np.where(usable, log_w, np.inf)))
     log_evidence = float(log_w[lowest] - smoothed[lowest] - np.log(log_w.size))
     standard_error = float(np.std(np.exp(smoothed + np.log(log_w.size))) / np.sqrt(log_w.size))

@@ -19,10 +19,7 @@ from ppl_gp.local.tilted import line
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.arguments import is_array
-from ppl_gp.results.integrals import cubature
-from ppl_gp.results.integrals.cubature import Effort
-from ppl_gp.results.integrals.likelihood import mean_and_variance, over_entries
-from ppl_gp.results.integrals.several import Entries, entries_of, stacked
+from ppl_gp.results.integrals import cubature, several
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs
 
@@ -30,11 +27,9 @@ from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs
 class Outcome(NamedTuple):
     """What is said of y at a site: its moments, log p(y = k), (K, ...), of finitely many outcomes,
     and quantiles (Q, ...) of other numbers too. Where y is averaged over draws, the errors of its
-    mean, of p(y <= k), (K, ...), and of quantiles: half the way to the farther end of an interval
-    that holds the quantile with 95 %.
+    mean, of p(y <= k), (K, ...), and of quantiles: half the longer side of a 95 % interval.
 
-    While draws are mixed, an error is the `Moments` of what it is of, whose variance over draws is
-    the squared error of one.
+    While draws are mixed, an error is `Moments`, whose variance is the squared error of one draw.
     """
 
     moments: Moments | None = None
@@ -45,11 +40,13 @@ class Outcome(NamedTuple):
     quantiles_error: Any = None
 
 
-def outcome_over(site: ObservedSite, seen: Entries, trace_at, f: dict, effort: Effort) -> Outcome:
+def outcome_over(
+    site: ObservedSite, seen: several.Entries, trace_at, f: dict, effort: cubature.Effort
+) -> Outcome:
     """Of a site whose entries see at most three functions, or all of them in a straight line;
     nothing of others, which are drawn. trace_at: {site: f} -> trace.
     """
-    rows, rebuild = stacked(f)
+    rows, rebuild = several.stacked(f)
     fn_at = lambda x: bare(trace_at(rebuild(x))[site.name]["fn"])  # noqa: E731
     if seen.is_affine:
         return Outcome(_affine_moments(fn_at, rows))
@@ -57,16 +54,16 @@ def outcome_over(site: ObservedSite, seen: Entries, trace_at, f: dict, effort: E
         return Outcome()
     if site.support is not None:
         return Outcome(log_probs=_log_probs(site, fn_at, seen.functions, rows, effort))
-    both = lambda x: mean_and_variance(fn_at(x))  # noqa: E731
+    both = lambda x: several.mean_and_variance(fn_at(x))  # noqa: E731
     ask = lambda own, f: cubature.moments(own(both), f, effort, site.concave)  # noqa: E731
     try:
         shape = jax.eval_shape(both, rows.mean)[0].shape
     except NotImplementedError:
         return Outcome()
-    return Outcome(over_entries(site, shape, seen.functions, rows, ask))
+    return Outcome(several.over_entries(site, shape, seen.functions, rows, ask))
 
 
-def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: Effort):
+def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: cubature.Effort):
     """log p(y = k) of every outcome k in the support, normalised over k: (K, *batch), nats."""
     shape = jax.eval_shape(fn_at, f.mean).batch_shape
 
@@ -75,7 +72,7 @@ def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: Effort)
             log_p = own(lambda x: fn_at(x).log_prob(jnp.full(shape, k)))
             return cubature.log_integral(log_p, f, effort, concave=site.concave)[0]
 
-        return over_entries(site, shape, functions, f, ask)
+        return several.over_entries(site, shape, functions, f, ask)
 
     found = lax.map(of_outcome, jnp.asarray(site.support))
     return found - logsumexp(found, 0)
@@ -83,7 +80,7 @@ def _log_probs(site: ObservedSite, fn_at, functions, f: Moments, effort: Effort)
 
 def _affine_moments(fn_at, f: Moments) -> Moments:
     """E[a f + b] = a E[f] + b, Var = sum_i (a_i sd_i)^2 + Var[y | f]: of any number, exact."""
-    moments_at = lambda x: mean_and_variance(fn_at(x))  # noqa: E731
+    moments_at = lambda x: several.mean_and_variance(fn_at(x))  # noqa: E731
 
     def along(i):
         step = jnp.zeros_like(f.mean).at[i].set(jnp.sqrt(f.variance[i]))
@@ -102,7 +99,7 @@ def outcome_given(site: ObservedSite, trace: dict) -> Outcome:
         every = jnp.broadcast_to(values, (values.size, *fn.batch_shape))
         return Outcome(log_probs=fn.log_prob(every))
     try:
-        return Outcome(Moments(*mean_and_variance(fn)))
+        return Outcome(Moments(*several.mean_and_variance(fn)))
     except NotImplementedError:
         return Outcome()
 
@@ -118,7 +115,7 @@ def predictive(
     Errors are of labels whose y was averaged over draws of f or of what lies below it; `judged`: of
     all, the draws of the posterior, which are independent, included.
     """
-    entries = entries_of(query)
+    entries = several.entries_of(query)
     is_quadrature = query.integration is Integration.quadrature
     little = is_quadrature and query.draws.num * query.layout.num <= _LITTLE
     compiled = _predictive if little else _predictive.full
@@ -251,8 +248,7 @@ def joint_draws(query: Query, key, num_samples: int, further: bool = False):
     """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}, {deterministic site:
     (num_samples, ...)}, where `further` ones are wanted), in proportion to the draws' weights.
 
-    The samples of a draw at once, or as many as `_ROOM` has covariances for where each has inputs,
-    and so a covariance, of its own.
+    The samples of a draw at once, or as many as `_ROOM` has covariances for, if each has its own.
     """
     chosen, place, each = _places(query, num_samples)
     at_once = each
@@ -265,12 +261,10 @@ def _places(query: Query, num_samples: int):
     """(the draws that are used, the places of the samples among `each` samples of them, each)."""
     of_sample = query.draws.resampled(num_samples)
     chosen, which, counts = np.unique(of_sample, return_inverse=True, return_counts=True)
-    # Of every posterior draw the first sample, then the second: a part of the samples is spread
-    # over the draws too.
+    # the first sample of each posterior draw, then the second: any part is spread over the draws
     rank = np.empty_like(which)
-    rank[np.argsort(which, kind="stable")] = np.arange(which.size) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    rank[np.argsort(which, kind="stable")] = np.arange(which.size) - starts
     return jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max())
 
 

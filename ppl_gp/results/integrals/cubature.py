@@ -1,5 +1,6 @@
 """Integrals over the independent functions that decide an entry of y, f (D, M) ~ N(mean, variance):
-log E[g(f)], the moments of y, and p(y <= t), each by nodes that follow its integrand.
+log E[g(f)], the moments of y, and p(y <= t), each by nodes that follow its integrand; and how
+finely predictions and log densities integrate.
 
 One function has the nodes of `numerics.quadrature.likelihood_nodes`, centred on the integrand, so
 that a logistic edge of width 1 under a standard deviation of 30 is resolved, and so is exp(2 f).
@@ -11,9 +12,6 @@ curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that kee
 tails in sight. Two functions are integrated one inside the other. Each rule is compared with its
 own half, which says how far it can be trusted. More: draws from the Gaussian at the mode and from
 N(0, I), half each, with their mixture as the weights' denominator (Hesterberg 1995).
-
-What predictions and log densities share: how finely integrals are taken, and averages over
-draws.
 """
 
 import math
@@ -105,9 +103,7 @@ class Nodes(NamedTuple):
         return self._folded(part, jnp.add, 0.0)
 
     def _folded(self, part: Callable, combine: Callable, empty: float):
-        """part(f (P, D, M), log_w (P, M)) of the points at one node of the first axis after
-        another; of one axis, of all at once.
-        """
+        """part(f (P, D, M), log_w (P, M)), summed over the nodes of the first of several axes."""
         Q, D, _ = self.grid.shape
         if D == 1:
             return part(self.at(self.grid), self.log_w[:, 0])
@@ -160,11 +156,9 @@ def log_integral(
     concave: bool = False,
     quadratic: bool = False,
 ) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
-    """(log E[g(f)], squared relative error), (M,) each. `concave`, `quadratic`: log_g is known to
-    be; `key`: for draws, of more than three functions.
-
-    The error of two or three is the difference to the same rule with half of the nodes, which is
-    larger than the rule's own.
+    """(log E[g(f)], squared relative error), (M,) each: of two or three functions the difference to
+    the same rule with half of the nodes, which is larger than the rule's own. `concave`,
+    `quadratic`: log_g is known to be; `key`: for draws, of more than three functions.
     """
     if len(f.mean) == 1:
         one = Moments(f.mean[0], f.variance[0])
@@ -236,9 +230,8 @@ def bulk(log_g: Callable, zero: Float[Array, "D M"]) -> tuple[Array, Array, Arra
         values, V = curvature(z)
         along = jnp.einsum("mij,im->mj", V, jnp.nan_to_num(slope(z)))
         direction = jnp.einsum("mij,mj->im", V, along / values)
-        trials = jnp.concatenate(
-            [z[None], z + jnp.array(FRACTIONS, z.dtype)[:, None, None] * direction]
-        )
+        shares = jnp.array(FRACTIONS, z.dtype)[:, None, None]
+        trials = jnp.concatenate([z[None], z + shares * direction])
         best = jnp.argmax(jnp.nan_to_num(jax.vmap(objective)(trials), nan=-jnp.inf), 0)
         new = jnp.take_along_axis(trials, best[None, None], 0)[0]
         return new, jnp.max(jnp.sum(((new - z) ** 2), 0) * values[:, -1]), steps + 1

@@ -37,7 +37,7 @@ from ppl_gp.mean_field.conjugacy import affine_in, quadratic_in
 from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.mean_field.family import Family, Rule, Values
 from ppl_gp.mean_field.gaussian import Gaussian
-from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.quick import full_jit, quick_jit, zeros_of
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
 from ppl_gp.results.integrals.compiled import Outcome, outcome_given, outcome_moments
@@ -155,18 +155,13 @@ def _updated(log_p, q: Family, values: Values) -> Family:
 
 def centre_of(blocks) -> Values:
     """Values of all sites in the middle of q: the first node of each block."""
-    found: Values = {}
-    for q in blocks:
-        found |= {k: x[0] for k, x in q.nodes(q.coordinates()).values.items()}
-    return found
+    return {k: x[0] for q in blocks for k, x in q.nodes(q.coordinates()).values.items()}
 
 
 def anywhere(blocks, key) -> Values:
     """Values of all sites, far apart, anywhere in their supports."""
-    found: Values = {}
-    for q, k in zip(blocks, random.split(key, len(blocks)), strict=True):
-        found |= q.random_values(k)
-    return found
+    keyed = zip(blocks, random.split(key, len(blocks)), strict=True)
+    return {k: x for q, own in keyed for k, x in q.random_values(own).items()}
 
 
 def _rows(query: Query) -> dict[str, Array]:
@@ -200,8 +195,7 @@ _COMBINATIONS = 4  # of all entries, that the proof is of
 
 
 def integrated_moments(query: Query, blocks: tuple[Family, ...]):
-    """What `compiled.predictive` gives, without draws and errors: ({}, {label: Outcome}); `None`
-    where it is not proved exact.
+    """As `compiled.predictive`, without draws and errors; `None` where it is not proved exact.
 
     A proof of some gradients for each block that y sees; the model at all rows at the product of
     the blocks' nodes and the labels, twice.
@@ -243,9 +237,8 @@ def warn_if_infinite(query: Query, blocks: tuple[Family, ...]) -> None:
     if seen:
         warn(
             f"predict: under q the inverse of the precision in {[list(q.sites) for q in seen]} has "
-            "no mean (a Student-t of at most two degrees of freedom): variances of y are infinite "
-            "where they see it, and the averages over draws given here, with their mean_error, "
-            "stand for no number. Ask for quantiles=."
+            "no mean (a Student-t of at most two degrees of freedom). Where y depends on it, its "
+            "variance is infinite, whatever the average over draws says: ask for quantiles=."
         )
 
 
@@ -283,17 +276,14 @@ def _summed(query: Query, values: Values, labels, centre: dict | None) -> tuple[
 
 def _total(function, nodes) -> Any:
     """The sum of function(node) over the leading axis of a tree, one after another."""
-    shape = jax.eval_shape(function, jax.tree.map(lambda x: x[0], nodes))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+    zero = zeros_of(function, jax.tree.map(lambda x: x[0], nodes))
     add = lambda total, node: (jax.tree.map(jnp.add, total, function(node)), None)  # noqa: E731
     return lax.scan(add, zero, nodes)[0]
 
 
 @quick_jit
 def _labels_apart(query: Query, blocks, labels):
-    """Whether a row sees its own labels alone: under random labels of all rows it has what it has
-    where all rows have its own.
-    """
+    """Whether a row sees its own labels alone: other rows' random ones change nothing in it."""
     values, num = anywhere(blocks, random.key(5)), query.layout.num
     alone = lax.map(lambda z: _given(query, values, z), labels)
     which = random.randint(random.key(6), (num,), 0, len(labels))
@@ -312,9 +302,7 @@ def _proved_rules(query: Query, blocks, labels) -> tuple[Rule, ...] | None:
     for q in _seen(query, blocks, labels):
         if isinstance(q, Discrete):
             return None
-        proved = (
-            r for r in q.moment_rules() if bool(jnp.all(_is_affine(query, blocks, r, labels)))
-        )
+        proved = (r for r in q.moment_rules() if jnp.all(_is_affine(query, blocks, r, labels)))
         if (rule := next(proved, None)) is None:
             return None
         found.append(rule)

@@ -5,17 +5,16 @@
 All rows take the same labels in a run, one run for each combination of the sites' categories. Where
 a row sees other rows' labels, or a latent is continuous, latents are drawn.
 
-Proposals for the latents of new data, a third each: what they are drawn from without y, the
-prior widened, and Gaussians that were fitted with y.
-
-The mixture of all is the weights' denominator (a defensive mixture: Hesterberg 1995), so that
-weights are bounded by three times the likelihood, and right however poor the Gaussians are. An
-unusual datum has its latent in the prior's tail, often in several places, where one Gaussian is in
-one of them: the widened prior is in all.
+Other latents of new data have proposals, a third each: what they are drawn from without y, the
+prior widened, and Gaussians that were fitted with y. Their mixture is the weights' denominator (a
+defensive mixture: Hesterberg 1995), so that weights are bounded by three times the likelihood, and
+right however poor the Gaussians are. An unusual datum has its latent in the prior's tail, often in
+several places, where one Gaussian is in one of them: the widened prior is in all.
 """
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -30,13 +29,11 @@ from numpyro.distributions.transforms import biject_to
 
 from ppl_gp.deep.latents import FreeGaussian, LatentGuide, latent_form, latent_size
 from ppl_gp.draws import Draws
-from ppl_gp.gp import unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.roles import log_prob_per_datum, roles
 from ppl_gp.reading.tracing import reading_of, run
-from ppl_gp.results.integrals.likelihood import log_density_per_datum
-from ppl_gp.results.integrals.several import log_lik_above, quick_log_lik
-from ppl_gp.results.query.layout import Layout
+from ppl_gp.results.integrals import several
+from ppl_gp.results.query.layout import Layout, outcomes
 from ppl_gp.results.query.query import Query, drawn_runs
 from ppl_gp.results.record import Record
 
@@ -57,19 +54,12 @@ def all_labels(query: Query) -> np.ndarray | None:
     """(K, sites) labels of the rows' latents; `None` where one has no short list of categories."""
     names, hyper = query.layout.local_latents, query.draws.at(0).hyper
     trace = run(query.model, query.new_args, query.new_kwargs, hyper) if names else {}
-    supports = [_support(trace[k], query.layout.num) for k in names]
-    if any(s is None for s in supports) or np.prod([len(s) for s in supports]) > MAX_COMBINATIONS:  # pyright: ignore[reportArgumentType]
+    fns = [trace[k]["fn"] for k in names]
+    supports = [outcomes(fn) or () for fn in fns if fn.shape() == (query.layout.num,)]
+    num = math.prod(map(len, supports))
+    if len(supports) < len(names) or not 0 < num <= MAX_COMBINATIONS:
         return None
-    found = list(itertools.product(*supports))  # pyright: ignore[reportArgumentType]
-    return np.array(found, int).reshape(len(found), len(names))
-
-
-def _support(site: dict, num: int) -> list[int] | None:
-    """The categories of a site of one label a row."""
-    fn: Any = unwrap(site["fn"])
-    if not (fn.support.is_discrete and fn.has_enumerate_support and site["fn"].shape() == (num,)):
-        return None
-    return np.ravel(fn.enumerate_support(expand=False)).astype(int).tolist()
+    return np.array(list(itertools.product(*supports)), int).reshape(num, len(names))
 
 
 def labelled(query: Query, hyper: dict, labels) -> tuple[dict, Any]:
@@ -86,7 +76,7 @@ def labelled(query: Query, hyper: dict, labels) -> tuple[dict, Any]:
 def log_density_of_labels(query: Query, hyper: dict, labels):
     """log p(y_n, z_n = labels) of every row, (M,), as `labelled`."""
     trace, log_prior = labelled(query, hyper, labels)
-    return log_prior + log_density_per_datum(trace, query.layout)
+    return log_prior + several.log_density_per_datum(trace)
 
 
 def summed_log_density(query: Query, draw: Draws, labels):
@@ -99,8 +89,7 @@ def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
     (S, ...)}, nats; `None` where a row has no labels, or they cannot be summed (a continuous
     latent, rows that see others'). S K runs of the model for K combinations of labels.
 
-    Leaving a datum out leaves its label out as well: given labels that were drawn with the datum,
-    no weights of the draws could.
+    Leaving a datum out takes out its label, which no weights of draws with labels can do.
     """
     labels = tuple(k for k in roles(sites).local_latents if k in draws)
     if not labels or fit.latent:
@@ -134,9 +123,9 @@ class Proposals(eqx.Module):
     @staticmethod
     def fitted(query: Query, groups, encoders: dict, key) -> "Proposals":
         """Gaussians for the latents that no encoder knows: the ELBO of each datum at the first draw
-        of the hyperparameters. `groups`: `several.coupled_groups`.
+        of the largest weight. `groups`: `several.coupled_groups`.
         """
-        draw, num = query.draws.heaviest, query.layout.num
+        draw, num = query.draws.at(jnp.argmax(query.draws.log_weights)), query.layout.num
         own = Proposals(query, groups, encoders, {})
         sites = own._sites(draw, {})
         own = dataclasses.replace(own, wide=own._widened(draw, sites))
@@ -145,12 +134,9 @@ class Proposals(eqx.Module):
         if not sizes:
             return own
         run_at, base = drawn_runs(query, draw, False), query.encoded(draw)
-        log_lik, optimiser = quick_log_lik(query, groups), optax.adam(RATE)
+        log_lik, optimiser = several.quick_log_lik(query, groups), optax.adam(RATE)
         start = {
-            k: FreeGaussian(
-                jnp.concatenate([jnp.zeros((num, n)), jnp.full((num, n), jnp.log(0.5))], 1)
-            )
-            for k, n in sizes.items()
+            k: _gaussian(jnp.zeros((num, n)), jnp.full((num, n), 0.5)) for k, n in sizes.items()
         }
 
         def loss(guides, key):
@@ -177,7 +163,7 @@ class Proposals(eqx.Module):
         anew for each: weights that are right on average are right (Andrieu & Roberts 2009).
         """
         run_at, base = drawn_runs(self.query, draw, False), self.query.encoded(draw)
-        log_lik = log_lik_above(self.query, self.groups)
+        log_lik = several.log_lik_above(self.query, self.groups)
 
         def one(entry):
             key, which = entry
@@ -215,9 +201,7 @@ class Proposals(eqx.Module):
             axis, _ = latent_form(sites[k], num)
             free = jnp.moveaxis(biject_to(sites[k]["fn"].support).inv(h), 1 + axis, 1)
             free = jnp.reshape(free, (PILOTS, num, -1))
-            wide[k] = FreeGaussian(
-                jnp.concatenate([jnp.mean(free, 0), jnp.log(WIDER * jnp.std(free, 0) + 1e-6)], 1)
-            )
+            wide[k] = _gaussian(jnp.mean(free, 0), WIDER * jnp.std(free, 0) + 1e-6)
         return wide
 
     def _sites(self, at: Draws, h: dict, key=None) -> dict:
@@ -233,6 +217,10 @@ class Proposals(eqx.Module):
         """Of h under the prior, where latents may depend on others, or an encoder."""
         sites = self._sites(at, h)
         return _log_prob(sites, {k: base.get(k, sites[k]["fn"]) for k in h}, h)
+
+
+def _gaussian(mean, sd) -> FreeGaussian:
+    return FreeGaussian(jnp.concatenate([mean, jnp.log(sd)], 1))
 
 
 def _sampled(q: dict, key) -> dict:

@@ -1,6 +1,4 @@
-"""p(y <= t) at new inputs, (Q, ...) for t of that shape: averaged over f by nodes, or over draws of
-all that decides y's distribution.
-"""
+"""p(y <= t) at new inputs, (Q, ...) as t: averaged over f by nodes, or over draws above y."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +18,6 @@ from ppl_gp.gp import bare, bare_shape, unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.digest import Bones
 from ppl_gp.results.integrals import cubature, several
-from ppl_gp.results.integrals.cubature import share_below
-from ppl_gp.results.integrals.likelihood import over_entries
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs
 
@@ -99,9 +95,9 @@ def by_nodes(query: Query, site: ObservedSite, functions, f: dict[str, Any]) -> 
             below = lambda x: cumulative(fn_at(x), t)  # noqa: E731
 
             def ask(own, f):
-                return share_below(own(log_p), own(below), f, effort, site.concave)
+                return cubature.share_below(own(log_p), own(below), f, effort, site.concave)
 
-            return jnp.log(over_entries(site, t.shape, functions, rows, ask))
+            return jnp.log(several.over_entries(site, t.shape, functions, rows, ask))
 
         return jnp.exp(query.mixture(component, f))
 

@@ -217,8 +217,7 @@ def invert(
     low: float = -float("inf"),
     integers: bool = False,
 ) -> Float[Array, "..."]:
-    """The smallest x with F(x) >= p, elementwise, to about 1e-9 of `scale` or of |x|, whichever is
-    larger; integers exactly.
+    """The smallest x with F(x) >= p, elementwise, to about 1e-9 of `scale` or |x|; exact integers.
 
     The bracket grows from `start` by doubled steps; inside, regula falsi by the Illinois rule
     (Dowell & Jarratt 1971), every fourth step a bisection. A step to where the bracket has an end

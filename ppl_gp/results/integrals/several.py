@@ -1,5 +1,5 @@
-"""Several functions a datum: which of them each entry of y sees, which are integrated together, and
-the integral over all.
+"""What the observed sites say about y given f, entry by entry and row by row; and of several
+functions, which each entry depends on, which are integrated together, and the integral over all.
 
 Functions that meet in a nonlinear operation of the likelihood, as `reading.interactions` proves, or
 are correlated, are integrated together (`cubature`). The others (several outputs, or several
@@ -14,29 +14,93 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import JointMoments, Moments
-from ppl_gp.gp import bare
+from ppl_gp.errors import ModelError
+from ppl_gp.gp import bare, unwrap
 from ppl_gp.quick import pruned
 from ppl_gp.reading import affine
 from ppl_gp.reading.affine import Dependence
 from ppl_gp.reading.interactions import dependence
-from ppl_gp.results.integrals.cubature import (
-    MAX_DIMENSIONS,
-    OF_LAYERS,
-    Effort,
-    above,
-    floored,
-    log_expectation,
-    log_integral,
-    minus_hessian,
-)
-from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum, mean_and_variance
+from ppl_gp.reading.roles import log_prob_per_datum
+from ppl_gp.results.integrals import cubature
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import Integration, Query
 from ppl_gp.sparse.expectation import flatten
+
+
+def by_datum(x, site: ObservedSite):
+    """(entries, M): a site's values with the data last and its other axes in one."""
+    return jnp.reshape(jnp.moveaxis(x, site.axis, -1), (-1, x.shape[site.axis]))  # pyright: ignore[reportArgumentType]
+
+
+def over_entries(site: ObservedSite, shape, functions, f: Moments, ask: Callable):
+    """ask(read, f of the entry (D, M)), (M,), of each entry of a site, in the site's `shape`.
+
+    `functions`: rows of f (F, M) that each entry sees, one tuple for all or one for each.
+    read(value) makes a function of all rows, with values in the site's shape, one of the entry's
+    own rows, with values (M,).
+    """
+    others = tuple(n for i, n in enumerate(shape) if i != site.axis)
+    num = math.prod(others)
+    index = jnp.broadcast_to(jnp.asarray(functions), (num, len(functions[0])))
+
+    def one(entry):
+        e, own = entry
+        place = lambda x: x if len(f.mean) == 1 else f.mean.at[own].set(x)  # noqa: E731
+        of_entry = lambda x: by_datum(x, site)[e]  # noqa: E731
+        read = lambda value: lambda x: jax.tree.map(of_entry, value(place(x)))  # noqa: E731
+        return ask(read, Moments(f.mean[own], f.variance[own]))
+
+    found = lax.map(one, (jnp.arange(num), index))
+    back = lambda x: jnp.moveaxis(jnp.reshape(x, (*others, -1)), -1, site.axis)  # noqa: E731  # pyright: ignore[reportArgumentType]
+    return jax.tree.map(back, found)
+
+
+# `mean` and `variance` of these are a direction's, not the expectations of y and (y - E[y])^2
+_CIRCULAR = (dist.VonMises, dist.SineSkewed, dist.SineBivariateVonMises, dist.ProjectedNormal)
+
+
+def mean_and_variance(fn) -> list[Float[Array, "..."]]:
+    """Of y; raises `NotImplementedError` where NumPyro has none, or has a circular one."""
+    if _is_circular(fn):
+        raise NotImplementedError
+    return [jnp.broadcast_to(x, fn.shape()) for x in (fn.mean, fn.variance)]
+
+
+def _is_circular(fn) -> bool:
+    """Also of mixtures, and what is built on another distribution."""
+    core = unwrap(fn)
+    inner = [getattr(core, k, None) for k in ("base_dist", "component_distribution")]
+    inner += getattr(core, "component_distributions", ())
+    return isinstance(core, _CIRCULAR) or any(_is_circular(x) for x in inner if x is not None)
+
+
+def log_density_per_datum(trace: dict, weighed: bool = False) -> Float[Array, "M"]:
+    """sum over observed sites of log p(y_n | f), (M,), nats. Masks hold; `scale`, a device of
+    training, does not unless `weighed`.
+
+    A factor counts where it sees observations (censored data, say); another one is a penalty, and
+    no part of a density of y. Raises `ModelError` if no observed site has a log density per datum.
+    """
+    sites = [s for s in trace.values() if s["type"] == "sample" and s["is_scored"]]
+    terms = [log_prob_per_datum(s if weighed else {**s, "scale": None}) for s in sites]
+    pointwise = [t for t in terms if jnp.ndim(t)]
+    if not sites:
+        raise ModelError(
+            "log_density scores observations, and the model was given none: give them after X_new, "
+            "or by keyword, y=..."
+        )
+    if not pointwise:
+        raise ModelError(
+            f"the model's observed sites {[s['name'] for s in sites]} have no log density for "
+            "each datum: each is one event. Put them into a plate with one entry per row of X_new."
+        )
+    return sum(pointwise[1:], pointwise[0])
+
 
 # draws among which a datum's point of reference is looked for where the means have no density
 REFERENCES = 64
@@ -57,9 +121,7 @@ def coupled_groups(query: Query) -> tuple[tuple[int, ...], ...]:
     from scipy.sparse.csgraph import connected_components  # here: few models need it
 
     trace_at, rows = _rows_at(query)
-    found = dependence(
-        lambda f: log_density_per_datum(trace_at(f), query.layout), rows.shape[0], rows
-    )
+    found = dependence(lambda f: log_density_per_datum(trace_at(f)), rows.shape[0], rows)
     correlated = _correlated(query)
     # those that are seen, and those that are correlated with them
     seen = correlated @ np.asarray(found.on[0].any(1))
@@ -97,9 +159,8 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
         fn = fn_at(f)
         if fn.event_dim:
             return mean_and_variance(fn)
-        # What the distribution sees, its moments need not: a Cauchy's scale is in none. The value
-        # is any number, so that what is found holds for all of them: it comes from a row of its
-        # own.
+        # Moments need not show what the distribution sees (a Cauchy's scale). The value is any
+        # number, from a row of its own, so that what is found holds for all.
         return [fn.log_prob(_value(fn, site, f[num, 0]))]
 
     points = jnp.concatenate([rows, rows[:1]])
@@ -112,7 +173,7 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     by_entry = companions @ np.any([by_site(on) for on in found.on], 0)  # (F, E)
     sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
     size = max(1, *map(len, sets)) if sets else 1
-    if size > MAX_DIMENSIONS:
+    if size > cubature.MAX_DIMENSIONS:
         return Entries(None, is_affine)
     # any others will do: the entry does not see them
     filled = [(*s, *(i for i in range(num) if i not in s))[:size] for s in sets]
@@ -168,10 +229,10 @@ def stacked(f: dict[str, Any]) -> tuple[Moments, Callable]:
     def back(rows):
         return {k: joint[k].at(x) if k in joint else x for k, x in rebuild(rows).items()}
 
-    return jax.vmap(floored)(Moments(mean, variance)), back
+    return jax.vmap(cubature.floored)(Moments(mean, variance)), back
 
 
-def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key):
+def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: cubature.Effort, key):
     """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under Gaussian f of these
     `Moments` or `JointMoments`; log_lik: {site: f} -> (M,).
     """
@@ -192,7 +253,7 @@ def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key
             i, key = entry
             log_g = lambda x: at(base.at[i].set(x)) - offset  # noqa: E731
             own = Moments(rows.mean[i], rows.variance[i])
-            return log_integral(log_g, own, effort, key, quadratic=is_quadratic)
+            return cubature.log_integral(log_g, own, effort, key, quadratic=is_quadratic)
 
         keys = random.split(random.fold_in(key, size), index.shape[0])
         found, squares = lax.map(one, (index, keys))
@@ -218,7 +279,7 @@ def quadratic_log_expectation(log_lik, f: dict[str, Moments]) -> Float[Array, "M
     """log E[exp log_lik(f)_n] by slope and curvature along each function at the means, (M,)."""
     (mean, variance), rebuild = stacked(f)
     slope = jax.grad(pruned(lambda rows: jnp.sum(log_lik(rebuild(rows))), mean))
-    curvature = jnp.einsum("mii->im", minus_hessian(slope, mean))
+    curvature = jnp.einsum("mii->im", cubature.minus_hessian(slope, mean))
     g, h = slope(mean), -jnp.maximum(curvature, 0.0)
     shrunk = 1.0 - variance * h
     return log_lik(rebuild(mean)) + 0.5 * jnp.sum(variance * g**2 / shrunk - jnp.log(shrunk), 0)
@@ -226,12 +287,12 @@ def quadratic_log_expectation(log_lik, f: dict[str, Moments]) -> Float[Array, "M
 
 def log_lik_above(query: Query, groups) -> Callable:
     """(trace, f, key) -> log p(y*_n | what was drawn below), (M,): outer sites are integrated."""
-    how, outer = OF_LAYERS, outer_sites(query)
+    how, outer = cubature.OF_LAYERS, outer_sites(query)
 
     def log_lik(trace, f, key):
         at = _log_lik_at(query, trace)
         if query.site is not None:
-            return log_expectation(lambda x: at({query.site: x}), f[query.site], how.nodes)
+            return cubature.log_expectation(lambda x: at({query.site: x}), f[query.site], how.nodes)
         return log_expectation_over(at, {k: f[k] for k in outer}, groups, how, key)[0]
 
     return log_lik
@@ -240,8 +301,7 @@ def log_lik_above(query: Query, groups) -> Callable:
 def quick_log_lik(query: Query, groups) -> Callable:
     """As `log_lik_above`, nearly, for fitting proposals.
 
-    Several functions: log p is taken as quadratic about their means, which is exact for Gaussian
-    noise, and costs two gradients.
+    log p is taken as quadratic about the means of several functions: exact for Gaussian noise.
     """
     outer = outer_sites(query)
     if query.site is not None or not outer:
@@ -253,5 +313,5 @@ def quick_log_lik(query: Query, groups) -> Callable:
 
 def _log_lik_at(query: Query, trace: dict) -> Callable:
     """{outer GP site: f} -> log p(y*_n | f, what was drawn below), (M,)."""
-    trace_at = above(query, trace)
-    return lambda f: log_density_per_datum(trace_at(f), query.layout)
+    trace_at = cubature.above(query, trace)
+    return lambda f: log_density_per_datum(trace_at(f))

@@ -1,8 +1,5 @@
-"""Compiled log densities of new observations, with the errors of their nodes and of their draws,
-and probability integral transforms: where in its predictive distribution an observation lies.
-
-Latents of new data, h* given (x*, y*): importance resampling from an encoder, or from a Gaussian
-fitted to each datum.
+"""Log densities of new observations, with the errors of their nodes and of their draws; where in
+its predictive distribution an observation lies; and latents of new data.
 """
 
 import dataclasses
@@ -25,12 +22,10 @@ from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.results.integrals import cubature, several
 from ppl_gp.results.integrals.compiled import predictive
-from ppl_gp.results.integrals.cubature import log_expectation_and_error
 from ppl_gp.results.integrals.factorised import integrated_log_density
 from ppl_gp.results.integrals.latents import Proposals, combinations, summed_log_density
-from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.integrals.quantiles import cdf_at
-from ppl_gp.results.integrals.several import coupled_groups
+from ppl_gp.results.integrals.several import coupled_groups, log_density_per_datum
 from ppl_gp.results.query.by_names import observing, with_observations
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs, query_at
 from ppl_gp.results.record import Record
@@ -41,12 +36,10 @@ def log_density_at(
     query: Query, blocks: tuple[Family, ...], num_draws: int | None, effective: float | None
 ) -> tuple[Array, Array, Array]:
     """(log p(y*_n | x*_n, data) of what the query observes, its estimated errors of nodes, and of
-    draws: standard errors), (M,) each, nats. Mixed over draws; integrated over the `blocks` of mean
-    field where that is exact.
+    draws: standard errors), (M,) each, nats; integrated over mean field's `blocks` where exact.
 
     `effective`: how many independent draws of the posterior the fit's are worth, if they are random
-    ones; where they are not (one setting, or weighted points) only what is drawn within each counts
-    as an error.
+    ones; else (one setting, or weighted points) only what is drawn within each counts as an error.
     """
     has_latents = query.layout.local_latents and query.integration is Integration.layers
     labels = combinations(query) if has_latents else None
@@ -77,7 +70,7 @@ def _integrated(query: Query, groups, labels, num_draws: int, draw, key):
     """((log w, log w^2, log E[w]^2), log error of nodes) of the density w given a draw."""
 
     def log_lik(f):
-        return log_density_per_datum(query.trace(draw, f), query.layout)
+        return log_density_per_datum(query.trace(draw, f))
 
     error, log_nodes = 0.0, -jnp.inf
     if labels is not None:
@@ -87,7 +80,7 @@ def _integrated(query: Query, groups, labels, num_draws: int, draw, key):
         concave = is_concave(lambda f: query.trace(draw, named(f)), None, query.layout.num)
         f: Any = query.marginals(draw)[query.site]
         how = f, cubature.num_nodes(query), concave
-        log_p, log_nodes = log_expectation_and_error(lambda f: log_lik(named(f)), *how)
+        log_p, log_nodes = cubature.log_expectation_and_error(lambda f: log_lik(named(f)), *how)
     else:
         f, effort = query.marginals(draw), cubature.effort_of(query, num_draws)
         log_p, error = several.log_expectation_over(log_lik, f, groups, effort, key)
@@ -96,8 +89,7 @@ def _integrated(query: Query, groups, labels, num_draws: int, draw, key):
 
 
 def _squared_errors(query: Query, first, second, square, each: int):
-    """Squared relative errors of E[w]: (of what is drawn within a posterior draw, `each` times; the
-    variance between draws).
+    """Squared relative errors of E[w]: (within a posterior draw, by `each` draws; between draws).
 
     From log E[w], log E[w^2] and log of E[E[w | draw]^2], mixed over draws.
     """
@@ -124,7 +116,7 @@ def _over_draws(query: Query, groups, num_draws: int):
         run = drawn_runs(query, draw)
         if is_layers:
             return lambda entry: log_lik(*run(entry[0]), random.key(1))
-        return lambda entry: log_density_per_datum(run(entry[0])[0], query.layout)
+        return lambda entry: log_density_per_datum(run(entry[0])[0])
 
     def component(draw, entries):
         weight = weight_at(draw)
@@ -139,8 +131,7 @@ def _over_draws(query: Query, groups, num_draws: int):
 class Pit(NamedTuple):
     """p(y* < y) and p(y* <= y) of each observation, in y's shape; equal where y is continuous.
 
-    A number drawn uniformly between the two is uniform on (0, 1) over data of the model (Czado,
-    Gneiting & Held 2009).
+    A uniform draw between the two is uniform on (0, 1) over y (Czado, Gneiting & Held 2009).
     """
 
     below: Float[ndarray, "..."]
@@ -171,8 +162,7 @@ def pit(fit: Record, X_new, y_new, *args, **kwargs) -> Pit | None:
 
 class LatentDraws(NamedTuple):
     """`draws`: {latent site: (num_samples, ...)} in the site's own shape at the new inputs. `ess`:
-    effective number of proposals behind each datum's draws, (M,); a few mean that the draws repeat
-    each other.
+    effective number of proposals behind each datum's draws, (M,); if it is small, draws repeat.
     """
 
     draws: dict[str, Array]
@@ -245,8 +235,6 @@ def _infer(query: Query, groups, encoders, key, num_samples: int, num_proposals:
 
 
 def _choose(values, chosen, axis: int):
-    """values (proposals, ..., M at `axis`, ...) at each datum's chosen proposals, (samples,
-    ...).
-    """
+    """(samples, ...): values (proposals, ..., M at `axis`, ...) at each datum's chosen ones."""
     moved = jnp.moveaxis(values, 1 + axis, 1)  # (proposals, M, ...)
     return jnp.moveaxis(moved[chosen, jnp.arange(moved.shape[1])], 1, 1 + axis)

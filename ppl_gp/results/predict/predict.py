@@ -1,10 +1,7 @@
 """`predict`, `log_density` and `sample`: the one way to ask any fit about new inputs.
 
-Functions under a pointwise likelihood: f* is Gaussian at each draw of the hyperparameters, and y*
-follows by quadrature, function by function where the likelihood does not couple them. GPs that feed
-each other, local latents, likelihoods that couple rows of f: Monte Carlo over draws at X_new, with
-a fixed internal key, and a standard error. Fits with draws are mixtures over them; memory does not
-grow with their number.
+What is averaged over draws at X_new has a fixed internal key and a standard error. Fits with draws
+are mixtures over them; memory does not grow with their number.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,14 +36,12 @@ from ppl_gp.results.record import Record
 from ppl_gp.settings import as_key
 
 UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
-# Distributions over classes by the parameter that has an entry for each; a count has a number of
-# trials instead.
+# distributions over classes, with a parameter for each; a count has a number of trials instead
 _CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "OrderedProbit")
 
 
 class Prediction(eqx.Module):
-    """Predictions at M new inputs. Of y an array where the model has one observed site, else {site:
-    array}.
+    """Predictions at M new inputs; of y an array for one observed site, {site: array} for several.
 
     - `f_mean`, `f_variance`: the latent function at X_new, (M,); (C, M) for several functions at a
       site, {site: array} for several GP sites, as samplers keep them. Where sites were integrated
@@ -62,19 +57,17 @@ class Prediction(eqx.Module):
       of one total: K = total + 1); `None` otherwise, as for Binomial totals that differ between the
       rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
     - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws of f,
-      latents or layers given the hyperparameters; `None` where that average is exact. The error of
-      the posterior's own draws (samplers, `Sample()`) is not in it, nor in `quantiles_error`. Under
-      `MeanField()` it is `None` where q was integrated exactly, and else has the draws of q in it.
+      latents or layers given the hyperparameters, or over q of `MeanField()`; else `None`. The
+      error of the posterior's own draws (samplers, `Sample()`) is in no error here.
     - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
       shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
       v) of at least the level. `None` of sites whose events are vectors.
-    - `quantiles_error`: of `quantiles` where y was averaged over draws of f, latents or layers,
-      else `None`, also under `MeanField()` (at 1000 `num_draws` a few hundredths of the spread).
-      `quantiles` -+ 2 errors holds the quantile with about 95 %: it is half the way to the farther
-      end of the values whose p(y <= v) is within two standard errors of the level. Zero where they
-      are one outcome; infinite where fewer than about ten draws are beyond it (`sample` has more).
-    - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not
-      classes; of one observed site.
+    - `quantiles_error`: of `quantiles` where y was averaged over draws, else `None`, also under
+      `MeanField()` (at 1000 `num_draws` a few hundredths of the spread). `quantiles` -+ 2 errors
+      holds the quantile with about 95 %: half the way to the farther end of the values whose p(y <=
+      v) is within two standard errors of the level. Zero where they are one outcome; infinite where
+      fewer than about ten draws are beyond it (`sample` has more).
+    - `counts`: whether the outcomes of the one observed site are numbers of trials, not classes.
     """
 
     f_mean: Any
@@ -92,8 +85,7 @@ class Prediction(eqx.Module):
 
 class PredictiveDraws(NamedTuple):
     """Joint draws at X_new. `f` (num_samples, M), (num_samples, R, M) of a predictor of R functions
-    in the order of `fit.functions`, or {site: ...} for several GP sites; `y` likewise, by observed
-    site.
+    in the order of `fit.functions`, or {GP site: ...} for several; `y` likewise, by observed site.
     """
 
     f: Any
@@ -117,10 +109,8 @@ def predict(
       at the new inputs. Arguments that are not arrays are remembered from training; arrays (an
       offset, say) are given again. Observations and masks are left out.
     - `link_approximation`: `None` integrates the model's own likelihood by quadrature, to about
-      1e-9 (latent standard deviations up to 30). `"mackay"` takes p(y = 1) = sigma(kappa m), kappa
-      = (1 + pi v / 8)^(-1/2), for logits of mean m and variance v (MacKay 1992; PRML 4.153-4.154):
-      cheaper, and off by up to 0.02. For `Bernoulli(logits=...)` with logits affine in f;
-      `ModelError` for others.
+      1e-9 (latent standard deviations up to 30). `"mackay"`, for `Bernoulli(logits=...)` with
+      logits affine in f, is cheaper and off by up to 0.02 (MacKay 1992; PRML 4.153-4.154).
     - `quantiles`: levels in (0, 1), as (0.05, 0.95) for a central 90 % interval. p(y <= t) is
       integrated over f as probabilities are, and inverted to about 1e-8 of y's spread (in tails of
       several functions 1e-3); by draws, with an error, where y sees latents, layers or more than
@@ -129,15 +119,14 @@ def predict(
     **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the
     mixture over draws. Of several observed sites each is predicted by itself: one that the model
     observes from an argument given here (x of a generative classifier p(x, y)) is not conditioned
-    on, and p(y* | x*) is the ratio of two `log_density`. Where an entry of y sees more than three
-    functions, or latents or layers below, it is averaged over at least 1000 draws, and `mean_error`
-    says how well; exact is y whose mean is proved affine in the functions and whose variance does
-    not see them.
+    on, and p(y* | x*) is the ratio of two `log_density`. An entry of y that depends on more than
+    three functions, on latents or on layers below is averaged over at least 1000 draws
+    (`mean_error`), unless its mean is proved affine in the functions and its variance constant.
 
     **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for
     missing arrays; `ModelError` for a model with nothing to predict, which observes its inputs
-    themselves (a mixture). More than 10 007 rows are predicted in chunks, so that memory does not
-    grow with them.
+    themselves (a mixture), and for a link approximation that does not fit the model. More than
+    10 007 rows are predicted in chunks, so that memory does not grow with them.
     Cost: O(M N^2 + 384 K M) for one setting of the hyperparameters, O(S (N^3 + M N^2 + 192 K M))
     for S draws, K outcomes.
     """
@@ -150,9 +139,8 @@ def predict(
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     if _many_separate_rows(fit, X_new, args, kwargs):
         options = {"link_approximation": link_approximation, "quantiles": levels or None}
-        return by_rows(
-            lambda X, a, k: predict(fit, X, *a, **options, **k), fit.model, X_new, args, kwargs
-        )
+        ask = lambda X, a, k: predict(fit, X, *a, **options, **k)  # noqa: E731
+        return by_rows(ask, fit.model, X_new, args, kwargs)
     query = query_at(fit, X_new, args, kwargs)
     check_link_approximation(query, link_approximation)
     exact = integrated_moments(query, fit.blocks) if fit.blocks else None
@@ -240,11 +228,10 @@ def log_density(
 
     Functions that the likelihood does not couple are integrated apart, by quadrature; those that it
     couples in closed form where log p(y | f) is proved quadratic, two or three of others by
-    cubature. What is left is averaged over `num_draws` draws in all (at
-    least; default 1000, 4000 of latents): more functions than three (weighted
-    draws about the integrand's mode), latents of the new data (weighted draws; discrete ones of
-    models without a GP are summed), inner layers, and f where rows of y depend on several rows of
-    it. Such an average is unbiased for the density; its
+    cubature. What is left is averaged over at least `num_draws` draws in all (1000, or 4000 of
+    latents): more functions than three (weighted draws about the integrand's mode), latents of the
+    new data (weighted draws; discrete ones of models without a GP are summed), inner layers, and f
+    where rows of y depend on several of its rows. Such an average is unbiased for the density; its
     logarithm is not, and is too low by about half its squared error.
 
     `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here,
@@ -348,8 +335,7 @@ ROWS = 10_007
 def by_rows(
     function: Callable, model: Declared, X, args: tuple, kwargs: dict, observed: tuple = ()
 ):
-    """function(X, observed + args, kwargs) on chunks of `ROWS` rows of X and of all that has one
-    entry per datum, put together.
+    """function(X, observed + args, kwargs) on chunks of `ROWS` rows, put together.
 
     `observed`: y_new by position, one entry per row. The last chunk is filled with rows before it,
     which are dropped. For functions whose rows do not depend on each other.

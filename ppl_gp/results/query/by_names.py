@@ -14,17 +14,14 @@ from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.arguments import argument_names, argument_of, as_arrays, parameters_of
 from ppl_gp.reading.refusals import require_dtype
-from ppl_gp.reading.roles import is_factor, is_observed
+from ppl_gp.results.query.layout import observed_names
 from ppl_gp.results.query.query import Query
 from ppl_gp.results.record import Record
 
 
 def by_names(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
     """(X_new, args, kwargs) with frames, columns and DataArrays as arrays, categories as the
-    integers of training.
-
-    Raises `DataError` as `frames.names.Names.again`. Plain arrays are as they were; O(M) where they
-    stand for labels.
+    integers of training. Raises `DataError` as `frames.names.Names.again`.
     """
     return named_at(fit, X_new, args, kwargs)[:3]
 
@@ -100,8 +97,7 @@ def observing(query: Query, y_new) -> Query:
         checked = _inside(query)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(
-            f"y_new does not hold what the model observes ({error!r}); give it in the form of the "
-            "training y."
+            f"y_new does not hold what the model observes ({error!r}); give it as in training."
         ) from error
     for name, (inside, value) in checked.items():
         if not bool(jnp.all(inside)):
@@ -116,11 +112,7 @@ def observing(query: Query, y_new) -> Query:
 @full_jit
 def _inside(query: Query) -> dict:
     trace = query.trace(query.draws.at(0), {})
-    return {
-        k: _check(k, site, query.layout.num)
-        for k, site in trace.items()
-        if is_observed(site) and not is_factor(site)
-    }
+    return {k: _check(k, trace[k], query.layout.num) for k in observed_names(trace)}
 
 
 def _check(name, site, num):
@@ -133,7 +125,5 @@ def _check(name, site, num):
         )
     require_dtype(name, site, "y_new")
     core = unwrap(fn)
-    inside = jnp.broadcast_to(
-        core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim]
-    )
-    return inside | ~mask_of(fn), value
+    batch = jnp.shape(value)[: jnp.ndim(value) - core.event_dim]
+    return jnp.broadcast_to(core.support(value), batch) | ~mask_of(fn), value

@@ -14,10 +14,17 @@ from numpyro.distributions import constraints
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, PplGpError
-from ppl_gp.gp import bare, bare_shape, unwrap
+from ppl_gp.gp import bare_shape, unwrap
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted
-from ppl_gp.reading.roles import data_axis, is_gp, is_missing_part
+from ppl_gp.reading.roles import (
+    data_axis,
+    is_factor,
+    is_gp,
+    is_missing_part,
+    is_observed,
+    subsampling,
+)
 from ppl_gp.reading.tracing import run
 
 MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
@@ -107,13 +114,12 @@ def _require_same_members(trace: dict, hyper: dict, cause: Exception | None = No
 
 def require_all_rows(trace: dict) -> None:
     """Raise `DataError` where a plate subsamples: an answer would be of random rows."""
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
-            raise DataError(
-                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows "
-                "at random, and an answer is wanted for all: make its subsample_size an argument "
-                "of the model that can be None, and pass None here."
-            )
+    for name, (size, batch) in subsampling(trace).items():
+        raise DataError(
+            f"plate '{name}' of the model takes {batch} of {size} rows at random, and an answer is "
+            "wanted for all: make its subsample_size an argument of the model that can be None, "
+            "and pass None here."
+        )
 
 
 def _run(model, args, kwargs, hyper):
@@ -122,11 +128,10 @@ def _run(model, args, kwargs, hyper):
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PplGpError, *VALUE_WANTED)):
             raise
-        drawn = None
+        drawn = {}
         with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
             drawn = run(model, args, kwargs)
-        if drawn is not None:
-            _require_same_members(drawn, hyper, error)
+        _require_same_members(drawn, hyper, error)
         if (told := integers_wanted(error)) is not None:
             raise told from error
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
@@ -143,22 +148,31 @@ def _run(model, args, kwargs, hyper):
 
 
 def _observed_site(name, site, trace) -> ObservedSite:
-    fn = bare(site["fn"])
-    masked = name.endswith("_observed") and name.removesuffix("_observed") + "_unobserved" in trace
-    ndim = len(bare_shape(site["fn"]))
-    axis = data_axis(site, ndim)
-    label = name.removesuffix("_observed") if masked else name
-    support = unwrap(fn).support is constraints.boolean
-    return ObservedSite(name, label, axis if axis is None else axis + ndim, _support(fn), support)
+    fn, ndim = site["fn"], len(bare_shape(site["fn"]))
+    if (axis := data_axis(site, ndim)) is not None:
+        axis += ndim
+    boolean = unwrap(fn).support is constraints.boolean
+    return ObservedSite(name, label_of(name, trace), axis, outcomes(fn), boolean)
 
 
-def _support(fn) -> tuple[int | float, ...] | None:
+def label_of(name: str, trace: dict) -> str:
+    """A site's name for the user: without the "_observed" that obs_mask adds."""
+    stem = name.removesuffix("_observed")
+    return stem if f"{stem}_unobserved" in trace else name
+
+
+def observed_names(trace: dict) -> list[str]:
+    return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
+
+
+def outcomes(fn) -> tuple[int | float, ...] | None:
+    """What an entry of fn can be: at most `MAX_SUPPORT` numbers, the same for all entries."""
     core = unwrap(fn)
     if core.event_dim or not core.has_enumerate_support:
         return None
     try:
         with jax.ensure_compile_time_eval():
             values = np.ravel(core.enumerate_support(expand=False))
-    except NotImplementedError:  # a binomial with totals that differ, say
+    except (NotImplementedError, ValueError):  # a binomial with totals that differ, say
         return None
     return tuple(values.tolist()) if values.size <= MAX_SUPPORT else None

@@ -1,8 +1,5 @@
-"""The arguments of a prediction: new inputs checked against the training inputs, the other
-arguments completed.
-"""
+"""The arguments of a prediction: inputs checked against those of training, others completed."""
 
-from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,18 +24,18 @@ from ppl_gp.results.record import Record
 
 
 def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by
-    name where they have one.
+    """(positional, keyword) arguments of the model at new inputs, those after X_new by name.
 
     What the model took in training with one entry per datum is given again, by position or by name;
     options, numbers and tables that belong to no datum are remembered; observations and masks are
     left out. Which is which was read off the model in training. Raises `DataError`: X_new with NaN,
-    infinity, no rows, or other columns than in training; an array that is missing; an argument that
-    is given twice.
+    infinity, no rows, or other columns than in training; an array that is missing or given twice.
     """
     args, kwargs = as_arrays(args, kwargs)
     names = argument_names(fit.model, max(1 + len(args), len(fit.args)))
-    X = _checked_inputs(X_new, fit.args, _is_table(fit, names[0]))
+    rows = fit.model.reading.row_axes
+    is_table = bool(rows) and names[0] not in map(argument_of, rows)
+    X = _checked_inputs(X_new, fit.args, is_table)
     positional = dict(zip(names[1:], args, strict=False))
     if twice := sorted({names[0], *positional} & set(kwargs)):
         raise DataError(f"{twice} given by position and by keyword; give each argument once.")
@@ -53,22 +50,17 @@ def _as_in_training(fit: Record, args: tuple, kwargs: dict) -> tuple[tuple, dict
     stands for all rows of an argument with one entry per datum.
     """
     num, leaves = num_rows(fit, args, kwargs), Leaves(fit.model, args, kwargs)
-    trained, axes = _trained(fit), fit.model.reading.row_axes
+    trained, axes = Leaves(fit.model, fit.args, fit.kwargs).arrays, fit.model.reading.row_axes
 
     def again(path, x):
         is_number = isinstance(x, int | float) or (is_array(x) and not x.shape)
         if num and path in axes and path in trained and is_number:
             x = jnp.full(_with_rows(trained[path].shape, axes[path], num), x)
-        if num and path in axes and is_array(x) and argument_of(path) != "y":
+        if num and path in axes and is_array(x) and x.ndim and argument_of(path) != "y":
             _require_rows(path, x, axes[path], num, trained.get(path))
         return _of_type(x, trained[path].dtype) if path in trained and is_array(x) else x
 
     return leaves.replaced({path: again(path, x) for path, x in leaves.leaves.items()})
-
-
-def _trained(fit: Record) -> dict[str, Any]:
-    """{path: array} of the training arguments."""
-    return Leaves(fit.model, fit.args, fit.kwargs).arrays
 
 
 def _of_type(x, dtype):
@@ -88,7 +80,7 @@ def numbers_explained(fit: Record, args: tuple, kwargs: dict):
     try:
         yield
     except DataError as error:
-        trained = _trained(fit)
+        trained = Leaves(fit.model, fit.args, fit.kwargs).arrays
         changed = [
             f"argument '{p}' was {trained[p].dtype} in training and has {_other(x, trained[p])} now"
             for p, x in Leaves(fit.model, args, kwargs).arrays.items()
@@ -141,17 +133,11 @@ def _in_place(model, X, order: list[str], given: dict) -> tuple[tuple, dict]:
     return (X, *(given.get(n) for n in placed)), {k: v for k, v in given.items() if k not in placed}
 
 
-def _is_table(fit: Record, name: str) -> bool:
-    """Whether an argument holds no rows, and others do."""
-    rows = fit.model.reading.row_axes
-    return bool(rows) and all(argument_of(p) != name for p in rows)
-
-
 def _checked_inputs(X_new, trained: tuple, is_table: bool):
+    """`is_table`: the first argument holds no rows, and others do."""
     if not trained:
         raise DataError(
-            "the model was fitted without a positional argument, so X_new has no place; pass X "
-            "positionally."
+            "the model was fitted without a positional argument for X_new; pass X positionally."
         )
     X, first = as_array("X_new", X_new), trained[0]
     if eqx.is_array(first) and not eqx.is_array(X):
@@ -174,6 +160,13 @@ def _checked_inputs(X_new, trained: tuple, is_table: bool):
     return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_float(a, b) else a, X, first)
 
 
+# how one column is written for a model that was fitted to it in the other form
+_OTHER_FORMS = {
+    ((1,), ()): " Give the column, X_new[:, 0], or frame['name'] for frame[['name']].",
+    ((), (1,)): " Give one column, X_new[:, None], or frame[['name']] for frame['name'].",
+}
+
+
 def _only_rows(wrong: list, is_array: bool) -> str:
     given, wanted = zip(*wrong, strict=True)
     if not is_array:
@@ -182,18 +175,9 @@ def _only_rows(wrong: list, is_array: bool) -> str:
             "the rows may differ in number."
         )
     return (
-        f"X_new has shape {given[0]}, and the training inputs {wanted[0]}: only the "
-        f"rows may differ in number.{_other_form(given[0][1:], wanted[0][1:])}"
+        f"X_new has shape {given[0]}, and the training inputs {wanted[0]}: only the rows may "
+        f"differ in number.{_OTHER_FORMS.get((given[0][1:], wanted[0][1:]), '')}"
     )
-
-
-def _other_form(given: tuple, wanted: tuple) -> str:
-    """How one column is written for a model that was fitted to it in the other form."""
-    if (given, wanted) == ((1,), ()):
-        return " Give the column, X_new[:, 0], or frame['name'] in place of frame[['name']]."
-    if (given, wanted) == ((), (1,)):
-        return " Give a table of one column, X_new[:, None], or frame[['name']] for frame['name']."
-    return ""
 
 
 def require_own_rows(fit: Record, new_args: tuple) -> None:
@@ -210,16 +194,11 @@ def _require_rows(path: str, x, axis: int, num: int, trained) -> None:
 
     An array of another shape would be broadcast, (M, 1) with M values of f to (M, M).
     """
-    if x.ndim and (axis >= x.ndim or x.shape[axis] != num):
+    if axis >= x.ndim or x.shape[axis] != num:
         raise DataError(
-            f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one "
-            "entry per row."
+            f"argument '{path}' has shape {x.shape} and X_new {num} row(s); give one entry per row."
         )
-    if (
-        x.ndim
-        and trained is not None
-        and (wanted := _with_rows(trained.shape, axis, num)) != x.shape
-    ):
+    if trained is not None and (wanted := _with_rows(trained.shape, axis, num)) != x.shape:
         raise DataError(
             f"argument '{path}' has shape {x.shape}, and in training {trained.shape}: "
             f"only the rows may differ in number. Give shape {wanted}."
@@ -230,10 +209,10 @@ def _with_rows(shape: tuple, axis: int, num: int) -> tuple:
     return (*shape[:axis], num, *shape[axis + 1 :])
 
 
-def num_rows(fit: Record, new_args: tuple, new_kwargs: Mapping | None = None) -> int:
+def num_rows(fit: Record, args: tuple, kwargs: dict) -> int:
     """M: the rows of the new inputs; of arrays that look the first argument up, theirs."""
     first, reading = argument_names(fit.model, 1)[0], fit.model.reading
-    arrays = Leaves(fit.model, new_args, dict(new_kwargs or {})).arrays
+    arrays = Leaves(fit.model, args, kwargs).arrays
     own = {p: x for p, x in arrays.items() if argument_of(p) == first}
     asked = {p: arrays[p] for p in reading.needed if p in arrays}
     for group in (own, asked):

@@ -1,6 +1,4 @@
-"""A fit together with new inputs: what compiled prediction takes, and the posterior processes at
-one draw.
-"""
+"""A fit with new inputs, which compiled prediction takes, and the posterior processes at a draw."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,7 +31,7 @@ from ppl_gp.results.query.new_inputs import (
     numbers_explained,
     require_own_rows,
 )
-from ppl_gp.results.record import Record
+from ppl_gp.results.record import Record, first_trace
 
 
 class Integration(Enum):
@@ -52,8 +50,7 @@ BY_DRAWS = (Integration.layers, Integration.joint_draws)
 class Query(eqx.Module):
     """Weighted draws with a leading axis S, the training arguments and the new ones.
 
-    `root`: the posterior process's factor of the one GP site, made already, where the
-    hyperparameters are one value.
+    `root`: the factor of the one GP site's process, if the hyperparameters are one value.
     """
 
     model: Any = eqx.field(static=True)  # as declared
@@ -93,9 +90,8 @@ class Query(eqx.Module):
 
     def mixture(self, component: Callable, *beside):
         """component(draw, entry of each array beside ...), mixed over the weighted draws."""
-        return mixture(
-            lambda entry: component(*entry), (self.draws, *beside), self.draws.log_weights
-        )
+        entries = self.draws, *beside
+        return mixture(lambda entry: component(*entry), entries, self.draws.log_weights)
 
     def encoded(self, draw: Draws) -> dict:
         """{latent site: q(h | x*)} where an encoder that sees x alone gives one."""
@@ -179,9 +175,8 @@ class Conditional(eqx.Module):
         if self.kept.coupled:
             process: Any = self.kept.process(self.prior, self.root)
             return JointMoments.of(*process.within(new))
-        return Moments(
-            *self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root)
-        )
+        ask = lambda process, new: process.marginals(new)  # noqa: E731
+        return Moments(*self.kept.at(self.prior, new, ask, self.root))
 
     def draw(self, key, new: GP):
         """One joint draw of f at the rows of `new`, O(M^3) for a factor."""
@@ -207,8 +202,7 @@ def _draw_rows(found: Moments | JointMoments, key):
     if isinstance(found, JointMoments):
         return found.at(random.normal(key, (len(found.mean), 1), found.mean.dtype))
     mean, variance = found
-    # The same number for all rows, each of which is judged alone: its answer may not depend on its
-    # companions.
+    # the same number for all rows: the answer of one may not depend on its companions
     return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
 
 
@@ -238,10 +232,8 @@ def drawn_runs(query: Query, draw: Draws, joint: bool | None = None) -> Callable
                 pairs = enumerate(query.encoded(draw).items())
                 latents = {k: q.sample(random.fold_in(key_rest, i)) for i, (k, q) in pairs}
             seeded = handlers.seed(query.model, key_rest)
-            given = handlers.trace(
-                set_gps(handlers.substitute(seeded, data=draw.hyper | latents), value)
-            )
-            trace = given.get_trace(*query.new_args, **query.new_kwargs)
+            given = set_gps(handlers.substitute(seeded, data=draw.hyper | latents), value)
+            trace = handlers.trace(given).get_trace(*query.new_args, **query.new_kwargs)
         return annotated(trace, query.model), moments
 
     return one
@@ -253,16 +245,12 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict
     covariance, and what the data told, have the old one.
 
     A table that a linear predictor is computed from keeps the entries of training, and others may
-    follow. Kernels and means are compared at the training inputs. Nothing is run unless something
-    has changed.
+    follow. Kernels and means are compared at the training inputs, if something has changed.
     """
-    new_leaves = Leaves(fit.model, new_args, new_kwargs)
-    changed = {p: new_leaves.leaves[p] for p in _changed(fit, new_leaves)}
-    if not changed:
+    if not (changed := _changed(fit, Leaves(fit.model, new_args, new_kwargs))):
         return {}
-    first = fit.draws.at(0)
-    trained = run(fit.model, fit.args, fit.kwargs, first.known, first.values)
-    new = run(fit.model, new_args, new_kwargs, first.hyper)
+    trained, hyper = first_trace(fit), fit.draws.at(0).hyper
+    new = run(fit.model, new_args, new_kwargs, hyper)
     for name in fit.latent:
         prior, other = unwrap(trained[name]["fn"]), unwrap(new[name]["fn"])
         what = f"GP site '{name}'"
@@ -273,16 +261,14 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict
                 _require_same_members(fit, prior, other)
         if _means_differ(prior, other):
             raise DataError(
-                f"the prior mean of {what} at the training rows is another one with what is "
-                f"given for {[*changed]} than in training: the data have told about the old one. "
-                "Leave it out (it is remembered), or fit again."
+                f"the prior mean of {what} at the training rows changes with {[*changed]}, and was "
+                "fitted to the old value. Leave it out (it is remembered), or fit again."
             )
         if kernels_differ(prior.kernel, other.kernel, prior.X):
             raise DataError(
-                f"the kernel of {what} is another one with what is given for "
-                f"{[*changed]} than in training: training rows and new rows would have no common "
-                "covariance. Leave it out (it is remembered), fit again, or, where it holds one "
-                "entry per row, put it into the GP's inputs X as a column."
+                f"the kernel of {what} changes with {[*changed]}: training rows and new rows would "
+                "have no common covariance. Leave it out (it is remembered), fit again, or, if it "
+                "has one entry per row, put it into the GP's inputs X as a column."
             )
     return changed
 
@@ -340,12 +326,12 @@ def _means_differ(prior: GP, other: GP) -> bool:
         return False
 
 
-def _changed(fit: Record, new: Leaves) -> list[str]:
-    """Paths of what a kernel could be computed from whose value is not the one of training."""
+def _changed(fit: Record, new: Leaves) -> dict[str, Any]:
+    """{path: value} of what a kernel could be computed from, if it is not the one of training."""
     reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).leaves
     skipped = {*reading.row_axes, *(p for p in new.arrays if p not in reading.shaping), "y"}
     others = {p: x for p, x in new.leaves.items() if not {p, argument_of(p)} & skipped}
-    return [p for p, x in others.items() if p in trained and not _same(x, trained[p])]
+    return {p: x for p, x in others.items() if p in trained and not _same(x, trained[p])}
 
 
 def _same(a, b) -> bool:

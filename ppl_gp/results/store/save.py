@@ -4,12 +4,10 @@ The file holds what prediction needs: hyperparameters and q(f) for *all* draws, 
 and other array arguments but not the observations, and figures about the fit. `ppl_gp.load` reads
 it back.
 
-What a file says of the densities that q was fitted to, so that another model is known by them:
-the classes of its distributions and kernels, and their values at one point.
-
-The point is the first draw of the hyperparameters, with every other site at a value of its support
-that is not its mean, so that no random number enters. Densities are numbers, which
-JAX's versions agree on; the digest of the jaxpr is compared within one version only.
+Another model is recognised by its portrait: the classes of its distributions and kernels, and
+their values at the first draw of the hyperparameters, with every other site at a value of its
+support that is not its mean, so that no random number enters. JAX's versions agree on these
+numbers; the digest of the jaxpr is compared within one version only.
 """
 
 import dataclasses
@@ -289,7 +287,6 @@ def _fields(cls: type) -> tuple[str, ...]:
     return getattr(cls, "_fields", ()) or tuple(f.name for f in dataclasses.fields(cls))
 
 
-# 6: every part is one module, with digests. Earlier versions are not read.
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 7
 # Fields of a fit that stand in its file under their names.
 FIELDS = ("draws", "local", "blocks", "names", "stats", "log_evidence", "num_chains", "sampled")
@@ -345,8 +342,7 @@ def qualified_name(model) -> str:
 
 
 def _without_observations(fit) -> tuple[tuple, dict]:
-    """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is
-    computed from.
+    """Arguments without observations: `y`, and arrays that no distribution or mask depends on.
 
     Arguments are trees (`y={"u": ..., "v": ...}`): `None` stands for what is taken out, and a
     keyword that was one array is left away. Observations that do not grow with the inputs (a few
