@@ -24,15 +24,8 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.infer.elbo import ELBO as NumPyroELBO
 from numpyro.primitives import Messenger
 
+from ppl_gp.deep import importance
 from ppl_gp.deep.bound import COPIES, draw_copy
-from ppl_gp.deep.importance import (
-    Sampling,
-    log_ratio,
-    own_scale,
-    per_datum_bound,
-    require_separate,
-    with_share,
-)
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare_shape, unwrap
@@ -142,7 +135,7 @@ class Particle(NamedTuple):
     """One estimate of the bound."""
 
     expectation: Expectation
-    sampling: Sampling
+    sampling: importance.Sampling
     key: Any
     params: dict
     model: Any
@@ -153,9 +146,9 @@ class Particle(NamedTuple):
     def bound(self) -> Float[Array, ""]:
         given = self._look()
         if self.sampling.num_importance > 1:
-            require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")
+            importance.require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")
         copies = partial(self._copies, given)
-        per_datum, (shared, scale) = per_datum_bound(copies, self.sampling)
+        per_datum, (shared, scale) = importance.per_datum_bound(copies, self.sampling)
         # Global terms are the same in all copies.
         return scale[0] * jnp.sum(per_datum) + jnp.mean(shared)
 
@@ -189,10 +182,10 @@ class Particle(NamedTuple):
             drawn, q = self._doubly(given, drawn, share, key_guide)
         trace = self._traced(handlers.replay(seeded(self.model, self.params, key_model), drawn))
         latents = {
-            h: {**trace[h], "fn": q[h]["fn"], "scale": own_scale(q, h)}
+            h: {**trace[h], "fn": q[h]["fn"], "scale": importance.own_scale(q, h)}
             for h in given.structure.latents
         }
-        ratio = log_ratio(trace, latents, given.num, self.sampling)
+        ratio = importance.log_ratio(trace, latents, given.num, self.sampling)
         shared, scale = self._global(given, trace, drawn), plate_scale(trace)
         log_lik = self._log_lik(given, drawn, key_model) / scale
         return log_lik + self.sampling.beta * ratio, (shared, jnp.asarray(1.0 * scale))
@@ -206,7 +199,7 @@ class Particle(NamedTuple):
         one latent that depends on another must not be scaled twice.
         """
         values: Any = drawn | {
-            h: {**drawn[h], "value": with_share(drawn[h]["value"], drawn[h], share)}
+            h: {**drawn[h], "value": importance.with_share(drawn[h]["value"], drawn[h], share)}
             for h in given.structure.latents
         }
 
@@ -319,7 +312,7 @@ class ImportanceWeightedELBO(NumPyroELBO):
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
         given = param_map, declare(model, args, kwargs), guide, args, kwargs
-        sampling = Sampling(
+        sampling = importance.Sampling(
             num_importance=self.num_importance,
             expected_last=self.expected_last,
             doubly_reparameterised=self.doubly_reparameterised,

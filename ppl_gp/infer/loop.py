@@ -5,15 +5,8 @@ from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from threadpoolctl import threadpool_limits
 
 from ppl_gp.runtime import check_interrupt, verb, was_interrupt
@@ -83,17 +76,17 @@ def _bar(label: str, total: int, show: bool):
         yield lambda completed, text="": None
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(bar_width=24),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[text]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(label, total=total, text="")
-        yield lambda completed, text="": bars.update(task, completed=completed, text=text)
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total, text="")
+        yield lambda completed, text="": bar.update(task, completed=completed, text=text)
 
 
 @contextmanager

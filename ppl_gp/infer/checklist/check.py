@@ -10,23 +10,8 @@ import jax
 
 from ppl_gp.errors import LISTED, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.checklist.likelihood import (
-    conditioning,
-    dtype,
-    gradients,
-    maximum,
-    methods,
-    of_batches,
-    pointwise,
-)
-from ppl_gp.infer.checklist.sites import (
-    Subject,
-    gp_sites,
-    hyperparameters,
-    length_scales,
-    observations,
-    predictor,
-)
+from ppl_gp.infer.checklist import likelihood, sites
+from ppl_gp.infer.checklist.sites import Subject
 from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes import checked_trace
 from ppl_gp.reading.arguments import Leaves, as_arrays, named_arrays
@@ -99,23 +84,23 @@ def rows(subject: Subject):
     return True, f"one entry per datum: {[p for p, _ in reading.rows]}{given}{kinds}."
 
 
-_SITE_CHECKS = {"GP sites": gp_sites, "observations": observations}
+_SITE_CHECKS = {"GP sites": sites.gp_sites, "observations": sites.observations}
 _FURTHER_CHECKS = {
-    "hyperparameters": hyperparameters,
-    "length scales": length_scales,
-    "predictor": predictor,
-    "maximum": maximum,
+    "hyperparameters": sites.hyperparameters,
+    "length scales": sites.length_scales,
+    "predictor": sites.predictor,
+    "maximum": likelihood.maximum,
     "rows": rows,
-    "likelihood": pointwise,
-    "dtype": dtype,
-    "conditioning": conditioning,
-    "gradients": gradients,
-    "methods": methods,
+    "likelihood": likelihood.pointwise,
+    "dtype": likelihood.dtype,
+    "conditioning": likelihood.conditioning,
+    "gradients": likelihood.gradients,
+    "methods": likelihood.methods,
 }
 # of a model whose own plate subsamples: no method but SVGP reads it
 _OF_BATCHES = {
     **{k: f for k, f in _FURTHER_CHECKS.items() if k not in ("predictor", "maximum")},
-    "likelihood": of_batches,
+    "likelihood": likelihood.of_batches,
 }
 # of a model without functions and without a predictor
 _WITHOUT_FUNCTIONS = ("hyperparameters", "rows", "dtype", "gradients", "methods")
@@ -162,7 +147,7 @@ def _subject(model, args, kwargs, trace: dict) -> Subject:
 def _fitting(model, args, kwargs) -> str:
     """A sentence that names the methods that take a declared model."""
     try:
-        found, names = methods(_subject(model, args, kwargs, run(model, args, kwargs)))
+        found, names = likelihood.methods(_subject(model, args, kwargs, run(model, args, kwargs)))
     except PplGpError:
         return LISTED
     if not found:
