@@ -129,9 +129,7 @@ def cache(path: str | Path | None = None) -> Path:
 
 
 def _writable(path) -> Path:
-    """The folder, made where it is not there. That a file can be written is tried: permissions do
-    not tell of a file system that takes none.
-    """
+    """The folder, made if missing; a file in it is tried, as permissions do not tell all."""
     if not isinstance(path, str | Path) or not str(path):
         raise DataError(f"cache(path={path!r}) is no path; give a folder, or None for the usual.")
     folder = Path(path).expanduser()

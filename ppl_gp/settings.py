@@ -108,9 +108,7 @@ class ChainSettings(Protocol):
 
 
 def require_settings(config: ChainSettings, *further: str) -> None:
-    """Raise `DataError` unless the chains' numbers, and those named in `further`, are whole and
-    from 1 on, and the acceptance lies in (0, 1).
-    """
+    """Raise `DataError` unless all numbers are whole, from 1 on, and the acceptance in (0, 1)."""
     require_whole(config, *further, "num_warmup", "num_samples", "num_chains")
     if not 0.0 < (share := config.target_accept_prob) < 1.0:
         raise DataError(

@@ -5,8 +5,6 @@ Sites in the data's plates (what is observed, and latents that stand one a datum
 datum; every other latent site, q(u) of a GP and a network's weights among them, enters by its KL
 divergence, once, outside the log. A plate that subsamples makes them minibatch bounds, unbiased for
 num_importance = 1. `GlobalImportanceWeightedELBO` takes one log over draws of everything.
-
-One estimate of a bound by datum, of K copies of the data's latents, by a guide and a model.
 """
 
 from functools import partial
@@ -227,12 +225,11 @@ class Particle(NamedTuple):
 
     def _global(self, given: _Given, trace: dict, drawn: dict) -> Float[Array, ""]:
         """log p - log q of sites outside the data's plates, by their KL where that is known."""
-        sites = {
-            k: s
+        terms = [
+            self._global_term(s, drawn.get(k))
             for k, s in trace.items()
             if s["type"] == "sample" and k not in given.structure.latents
-        }
-        terms = [self._global_term(s, drawn.get(k)) for k, s in sites.items()]
+        ]
         return sum(terms, jnp.zeros(())) - self.sampling.beta * auxiliary(drawn, trace, held)
 
     def _global_term(self, site: dict, drawn: dict | None):
@@ -256,19 +253,15 @@ class Particle(NamedTuple):
 
 def _num_data(trace) -> int:
     """B, the entries of what is observed along the axis of the data."""
-    shapes = [
-        (bare_shape(s["fn"]), s)
-        for s in trace.values()
-        if is_observed(s) and s["data_axis"] is not None
-    ]
-    if not shapes:
+    sites = [s for s in trace.values() if is_observed(s) and s["data_axis"] is not None]
+    if not sites:
         raise ModelError(
             "the model observes nothing in a plate that grows with the rows of its first "
             "argument; give the inputs, one row per datum, as the first argument, and declare "
             "numpyro.plate('data', X.shape[0]) around what is observed."
         )
-    shape, site = shapes[0]
-    return shape[data_axis(site, len(shape))]  # pyright: ignore[reportArgumentType]
+    shape = bare_shape(sites[0]["fn"])
+    return shape[data_axis(sites[0], len(shape))]  # pyright: ignore[reportArgumentType]
 
 
 class ImportanceWeightedELBO(NumPyroELBO):

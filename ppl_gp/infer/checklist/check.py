@@ -1,6 +1,4 @@
-"""`check`: a checklist about a model and its data that a person can read, before any inference is
-run.
-"""
+"""`check`: a checklist about a model and its data, before any inference is run."""
 
 from collections.abc import Callable
 from typing import NamedTuple

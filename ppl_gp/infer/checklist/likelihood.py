@@ -108,17 +108,13 @@ def _is_samplable(subject: Subject, method: str, scaled: bool = False) -> bool:
 
 
 def _has_joint_mode(subject: Subject) -> bool:
-    """Whether `Laplace` takes all latents together: where no predictor is integrated and a maximum
-    may exist.
-    """
+    """Whether `Laplace` takes all latents together: without a predictor, if there may be a mode."""
     free = not isinstance(subject.whole, Collapsed) and not subject.found.params
     return free and _passes(require_bounded, subject.trace, subject.model.reading, "Laplace()")
 
 
 def _local_methods(subject: Subject) -> list[str]:
-    """The local methods that can read this model; why the others cannot stands beside the
-    likelihood.
-    """
+    """The local methods that can read this model; the item "likelihood" says why others cannot."""
     if subject.subsampling:
         return []
     try:
@@ -224,9 +220,7 @@ def gradients(subject: Subject):
 
 @quick_jit
 def _log_density(model, gps, sp: Space, args, kwargs, free):
-    """Log density of the model and its gradient in the unconstrained hyperparameters and in f, a
-    prior draw.
-    """
+    """Log density and its gradient by the unconstrained hyperparameters and f, a prior draw."""
     trace = run(model, args, kwargs, sp.constrain(free))
     latent = {k: trace[k]["fn"].sample(random.key(1)) for k in gps}
 

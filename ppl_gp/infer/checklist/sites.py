@@ -26,9 +26,7 @@ from ppl_gp.reading.tracing import run
 
 
 class Subject(NamedTuple):
-    """A model with its arguments and what one run of it showed; `whole`: as the local methods see
-    it.
-    """
+    """A model, its arguments and one run of it; `whole`: the model as the local methods see it."""
 
     model: Callable
     args: tuple

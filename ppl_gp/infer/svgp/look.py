@@ -97,9 +97,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
-    """Batches; where a plate of the model itself subsamples, as it says, once all observations are
-    checked against their supports.
-    """
+    """Batches, as the model's own plate subsamples if one does, all observations checked first."""
     plates = {}
     # a memory map is not read as a whole for it: pass arrays, or let SVGP subsample
     if num_rows(args) is not None and not isinstance(args[0], np.memmap):
