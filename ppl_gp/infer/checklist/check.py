@@ -12,17 +12,11 @@ from ppl_gp.infer.checklist import likelihood, sites
 from ppl_gp.infer.checklist.sites import Subject
 from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes import checked_trace
+from ppl_gp.reading import refusals
 from ppl_gp.reading.arguments import Leaves, as_arrays, named_arrays
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import declare, own_function
-from ppl_gp.reading.refusals import (
-    of_the_model,
-    require_drawn,
-    require_none_tied,
-    require_pairs,
-    unpaired,
-)
 from ppl_gp.reading.roles import is_factor, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.runtime import one_at_a_time
@@ -57,8 +51,9 @@ def rows(subject: Subject):
     """Whether a row is predicted by its own arguments alone, and which those are."""
     reading = subject.model.reading
     if isinstance(subject.whole, Collapsed):
-        require_none_tied(subject.whole.tied)
-    require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
+        refusals.require_none_tied(subject.whole.tied)
+    gps = {k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}
+    refusals.require_pairs(refusals.unpaired(gps))
     if mixing := reading.mixed:
         return (
             False,
@@ -105,7 +100,7 @@ _WITHOUT_FUNCTIONS = ("hyperparameters", "rows", "dtype", "gradients", "methods"
 
 
 @one_at_a_time
-@of_the_model
+@refusals.of_the_model
 def check(model: Callable, *args, **kwargs) -> Checklist:
     """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds
     the observations; frames and DataArrays serve as arrays, as in `fit`.
@@ -120,7 +115,7 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     try:
         args, kwargs, names = named_arrays(model, args, kwargs)
         args, kwargs = as_arrays(args, kwargs)
-        require_drawn(own_function(model), Leaves(model, args, kwargs))
+        refusals.require_drawn(own_function(model), Leaves(model, args, kwargs))
         model = declare(own_function(model), args, kwargs)
         names.require_same_rows(model.reading.row_axes)
         trace = checked_trace(model, args, kwargs)

@@ -18,11 +18,14 @@ from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
-from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.mcmc.nuts import require_plain_priors, require_samplable
 from ppl_gp.infer.probes import probe, probe_layers
 from ppl_gp.infer.svgp.look import look_at
+from ppl_gp.local.bound import LocalBound
+from ppl_gp.local.ep import EP
+from ppl_gp.local.laplace import Laplace
+from ppl_gp.local.vi import VI
 from ppl_gp.mean_field.method import is_conjugate
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.factors import read
@@ -121,7 +124,8 @@ def _local_methods(subject: Subject) -> list[str]:
         log_lik = _proved(subject)
     except PplGpError:
         return []
-    return [name for name, method in local_methods().items() if method.refuses(log_lik) is None]
+    every = (EP, Laplace, LocalBound, VI)
+    return [cls.__name__ for cls in every if cls().refuses(log_lik) is None]
 
 
 def _sparse_methods(subject: Subject) -> list[str]:
@@ -149,7 +153,6 @@ def _probe_whole(subject: Subject) -> None:
 
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
-_MEDIAN_DRAWS_KEY = 0
 
 
 def dtype(subject: Subject):
@@ -168,7 +171,7 @@ def _median(subject: Subject) -> tuple[Space, dict, dict]:
     sp = space_of(subject)
     if not sp.names:
         return sp, {}, {}
-    free = jax.tree.map(lambda x: x[0], starts(sp, random.key(_MEDIAN_DRAWS_KEY), 1))
+    free = jax.tree.map(lambda x: x[0], starts(sp, random.key(0), 1))
     return sp, free, sp.constrain(free)
 
 
@@ -207,9 +210,7 @@ def gradients(subject: Subject):
     if latents := list(subject.found.local_latents):
         return True, f"not computed: the model has latents in the data's plate {latents}."
     sp, free, _ = _median(subject)
-    value, gradient = _log_density(
-        subject.model, subject.found.gps, sp, subject.args, subject.kwargs, free
-    )
+    value, gradient = _log_density(sp, subject.found.gps, free)
     bad = [k for k, g in gradient.items() if not bool(jnp.all(jnp.isfinite(ravel_pytree(g)[0])))]
     there = f"log density {float(value):.4g}, gradient"
     if bad or not bool(jnp.isfinite(value)):
@@ -219,15 +220,15 @@ def gradients(subject: Subject):
 
 
 @quick_jit
-def _log_density(model, gps, sp: Space, args, kwargs, free):
+def _log_density(sp: Space, gps: tuple[str, ...], free: dict):
     """Log density and its gradient by the unconstrained hyperparameters and f, a prior draw."""
-    trace = run(model, args, kwargs, sp.constrain(free))
+    trace = run(sp.model, sp.args, sp.kwargs, sp.constrain(free))
     latent = {k: trace[k]["fn"].sample(random.key(1)) for k in gps}
 
     def density(point):
         values = {**sp.constrain({k: point[k] for k in free}), **{k: point[k] for k in latent}}
         # a plate that subsamples draws its rows
-        return log_density(handlers.seed(model, 2), args, kwargs, values)[0]
+        return log_density(handlers.seed(sp.model, 2), sp.args, sp.kwargs, values)[0]
 
     return jax.value_and_grad(density)({**free, **latent})
 
