@@ -74,9 +74,7 @@ def _compiled(function: Callable, options: dict[str, Any]) -> Any:
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
         return (inner if traced else outermost())(*args, **kwargs)
 
-    call: Any = wrapped
-    call.outermost = outermost
-    return call
+    return wrapped
 
 
 def entry(tree, index: int):

@@ -36,6 +36,7 @@ from ppl_gp.reading.roles import (
     is_observed,
     log_prob_per_datum,
     plate_scale,
+    require_no_subsampling,
     roles,
 )
 from ppl_gp.reading.tracing import annotated, bare_trace, run
@@ -375,11 +376,7 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
         require_guide(drawn, bare_trace(model, args, kwargs, params), type(self).__name__)
         replayed = handlers.replay(seeded(model, params, key_model), drawn)
         trace = handlers.trace(replayed).get_trace(*args, **kwargs)
-        if plate_scale(trace) != 1:
-            raise ModelError(
-                "GlobalImportanceWeightedELBO takes all data at once, and a plate of this model "
-                "subsamples."
-            )
+        require_no_subsampling(trace, type(self).__name__)
         total = sum(joint.log_ratios.values(), jnp.zeros(()))
         for name, site in trace.items():
             if site["type"] != "sample" or name in joint.log_ratios:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -89,11 +90,7 @@ def _bar(label: str, total: int, show: bool):
         yield lambda completed, text="": bar.update(task, completed=completed, text=text)
 
 
-@contextmanager
-def one_blas_thread():
-    """One thread for OpenBLAS, which factors small matrices between products that XLA spreads over
-    all cores. Its own threads spin in wait for work and take the cores away: steps at M = 500 took
-    1.5 times as long on two cores.
-    """
-    with threadpool_limits(1, user_api="blas"):
-        yield
+# One thread for OpenBLAS, which factors small matrices between products that XLA spreads over all
+# cores. Its own threads spin in wait for work and take the cores away: steps at M = 500 took 1.5
+# times as long on two cores.
+one_blas_thread = partial(threadpool_limits, 1, user_api="blas")

@@ -72,12 +72,10 @@ def initial_point(hyper, subject: Subject, batch: Batch, key) -> tuple[dict, dic
     where = space(subject.trace, subject.model, *at)
     if hyper.init is not None:
         return {}, where.unconstrain(fixed_values(hyper, where))
-    return {}, jax.tree.map(lambda x: x[0], _starts(where, key))
+    return {}, jax.tree.map(lambda x: x[0], _starts(where, key, 1))
 
 
-@quick_jit
-def _starts(where: Space, key):
-    return starts(where, key, 1)
+_starts = quick_jit(starts)
 
 
 def initial_variational(
