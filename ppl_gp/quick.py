@@ -51,9 +51,7 @@ def full_jit(function: Callable) -> Any:
 
 def quick_jit(function: Callable) -> Any:
     """As `full_jit`, with little of LLVM's optimisation on CPU: for a single pass, or where LAPACK
-    is the work.
-
-    `.full` is the same function with all optimisation, for amounts of work that repay it.
+    is the work. `.full`: the same function with all optimisation, for work that repays it.
     """
     quick = _compiled(function, _QUICK)
     quick.full = full_jit(function)

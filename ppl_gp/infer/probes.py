@@ -87,9 +87,7 @@ def probe(log_lik: LogLikelihood) -> None:
 
 
 def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: Batch) -> bool:
-    """Require rows of layers and latents that see none but themselves, and finite terms. Returns
-    whether the likelihood is additive over the outer functions (`is_additive`).
-    """
+    """Require rows that see none but themselves, and finite terms. `is_additive` of outer sites."""
     num, reading = batch.weights.shape[0], reading_of(model)
     for name in structure.outer:
         require_equal_rows([name], trace[name]["fn"].shape()[-1], num, reading.in_order)

@@ -1,6 +1,5 @@
-"""Items, each (whether it is in order, message), about the likelihood: whether it is proved to be
-pointwise, and the methods that can read it; and about numbers: the dtype, and at the prior's median
-the conditioning of K and the gradients; whether there is a maximum.
+"""Items of `check`, each (whether in order, message), about the likelihood and what can read it,
+the dtype, the conditioning of K and the gradients at the prior's median, and the maximum.
 """
 
 from collections.abc import Callable
