@@ -51,9 +51,7 @@ def full_jit(function: Callable) -> Any:
 
 def quick_jit(function: Callable) -> Any:
     """As `full_jit`, with little of LLVM's optimisation on CPU: for a single pass, or where LAPACK
-    is the work.
-
-    `.full` is the same function with all optimisation, for amounts of work that repay it.
+    is the work. `.full`: the same function with all optimisation, for work that repays it.
     """
     quick = _compiled(function, _QUICK)
     quick.full = full_jit(function)
@@ -74,9 +72,7 @@ def _compiled(function: Callable, options: dict[str, Any]) -> Any:
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
         return (inner if traced else outermost())(*args, **kwargs)
 
-    call: Any = wrapped
-    call.outermost = outermost
-    return call
+    return wrapped
 
 
 def entry(tree, index: int):
@@ -129,9 +125,7 @@ def cache(path: str | Path | None = None) -> Path:
 
 
 def _writable(path) -> Path:
-    """The folder, made where it is not there. That a file can be written is tried: permissions do
-    not tell of a file system that takes none.
-    """
+    """The folder, made if missing; a file in it is tried, as permissions do not tell all."""
     if not isinstance(path, str | Path) or not str(path):
         raise DataError(f"cache(path={path!r}) is no path; give a folder, or None for the usual.")
     folder = Path(path).expanduser()

@@ -137,9 +137,7 @@ class _Press:
 
 
 class _Verb(threading.local):
-    """Of the verb that runs in this thread: whether a press has ended a part of it, and whether
-    the next press waits instead of raising.
-    """
+    """Of this thread's verb: whether a press ended a part of it, and whether the next one waits."""
 
     ended, waits = False, False
 

@@ -1,7 +1,5 @@
-"""What happens to the hyperparameters: configurations that every method's `hyper=` takes.
-
-What calls and configurations are given: keys of random numbers, whole and positive numbers, and
-the numbers of every sampler's chains.
+"""What calls and configurations are given: keys of random numbers, whole and positive numbers, the
+numbers of every sampler's chains, and what every method's `hyper=` takes.
 """
 
 import copy
@@ -110,9 +108,7 @@ class ChainSettings(Protocol):
 
 
 def require_settings(config: ChainSettings, *further: str) -> None:
-    """Raise `DataError` unless the chains' numbers, and those named in `further`, are whole and
-    from 1 on, and the acceptance lies in (0, 1).
-    """
+    """Raise `DataError` unless all numbers are whole, from 1 on, and the acceptance in (0, 1)."""
     require_whole(config, *further, "num_warmup", "num_samples", "num_chains")
     if not 0.0 < (share := config.target_accept_prob) < 1.0:
         raise DataError(
@@ -138,7 +134,24 @@ class _ByValue:
 
 
 @dataclass(frozen=True, eq=False)
-class MAP(_ByValue):
+class _Search(_ByValue):
+    """A search for a mode, and where it begins."""
+
+    restarts: int = 1
+    max_steps: int = 200
+    tol: float = 1e-4
+    init: Mapping[str, Any] | None = None
+
+    def __post_init__(self):
+        require_whole(self, "restarts", "max_steps")
+        require_positive(self, "tol")
+        if self.init is not None:
+            name = f"{type(self).__name__}(init=...)"
+            object.__setattr__(self, "init", _own_copy(name, self.init))
+
+
+@dataclass(frozen=True, eq=False)
+class MAP(_Search):
     """Maximise log evidence + log declared priors in the declared coordinates, as NumPyro's
     AutoDelta (no Jacobian).
 
@@ -150,14 +163,10 @@ class MAP(_ByValue):
     unknown: "I know that they are points".
     """
 
-    restarts: int = 1
-    max_steps: int = 200
-    tol: float = 1e-4
-    init: Mapping[str, Any] | None = None
     maximise: Sequence[str] = ()
 
     def __post_init__(self):
-        _require_search(self)
+        super().__post_init__()
         if isinstance(self.maximise, str):
             raise DataError(
                 f"MAP(maximise={self.maximise!r}): give a tuple of names of sites, "
@@ -195,7 +204,7 @@ class Sample:
 
 
 @dataclass(frozen=True, eq=False)
-class Grid(_ByValue):
+class Grid(_Search):
     """Integrate the hyperparameters over weighted points about their posterior mode (INLA: Rue,
     Martino & Chopin 2009): up to eight of them, under a local method.
 
@@ -214,22 +223,6 @@ class Grid(_ByValue):
     and no weighted points, and a warning says so.
     `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
     """
-
-    restarts: int = 1
-    max_steps: int = 200
-    tol: float = 1e-4
-    init: Mapping[str, Any] | None = None
-
-    def __post_init__(self):
-        _require_search(self)
-
-
-def _require_search(config: MAP | Grid) -> None:
-    require_whole(config, "restarts", "max_steps")
-    require_positive(config, "tol")
-    if config.init is not None:
-        name = f"{type(config).__name__}(init=...)"
-        object.__setattr__(config, "init", _own_copy(name, config.init))
 
 
 def _own_copy(name, values) -> dict:

@@ -18,11 +18,11 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
 from ppl_gp.infer.maximised import require_bounded
-from ppl_gp.infer.svgp.look import subsampling_plates, uses_inputs
+from ppl_gp.infer.svgp.look import uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, num_rows, of_site
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.reading import declare
-from ppl_gp.reading.roles import is_gp, roles
+from ppl_gp.reading.roles import is_gp, roles, subsampling
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
@@ -45,7 +45,7 @@ class _Replace(Messenger):
         if msg["type"] == "plate" and msg["value"] is None and msg["name"] in self.plates:
             msg["value"] = self.plates[msg["name"]]["value"]
         if msg["type"] == "sample" and msg["name"] in self.of:
-            drawn = {p["name"]: p["value"] for p in subsampling_plates(self.plates)}
+            drawn = {k: self.plates[k]["value"] for k in subsampling(self.plates)}
             rows = [drawn[f.name] for f in msg["cond_indep_stack"] if f.name in drawn]
             msg["fn"] = self.of[msg["name"]](msg, rows[0] if rows else None)
 

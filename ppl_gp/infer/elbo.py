@@ -5,8 +5,6 @@ Sites in the data's plates (what is observed, and latents that stand one a datum
 datum; every other latent site, q(u) of a GP and a network's weights among them, enters by its KL
 divergence, once, outside the log. A plate that subsamples makes them minibatch bounds, unbiased for
 num_importance = 1. `GlobalImportanceWeightedELBO` takes one log over draws of everything.
-
-One estimate of a bound by datum, of K copies of the data's latents, by a guide and a model.
 """
 
 from functools import partial
@@ -24,15 +22,8 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.infer.elbo import ELBO as NumPyroELBO
 from numpyro.primitives import Messenger
 
+from ppl_gp.deep import importance
 from ppl_gp.deep.bound import COPIES, draw_copy
-from ppl_gp.deep.importance import (
-    Sampling,
-    log_ratio,
-    own_site,
-    per_datum_bound,
-    require_separate,
-    with_share,
-)
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare_shape, unwrap
@@ -45,6 +36,7 @@ from ppl_gp.reading.roles import (
     is_observed,
     log_prob_per_datum,
     plate_scale,
+    require_no_subsampling,
     roles,
 )
 from ppl_gp.reading.tracing import annotated, bare_trace, run
@@ -142,7 +134,7 @@ class Particle(NamedTuple):
     """One estimate of the bound."""
 
     expectation: Expectation
-    sampling: Sampling
+    sampling: importance.Sampling
     key: Any
     params: dict
     model: Any
@@ -153,9 +145,9 @@ class Particle(NamedTuple):
     def bound(self) -> Float[Array, ""]:
         given = self._look()
         if self.sampling.num_importance > 1:
-            require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")
+            importance.require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")
         copies = partial(self._copies, given)
-        per_datum, (shared, scale) = per_datum_bound(copies, self.sampling)
+        per_datum, (shared, scale) = importance.per_datum_bound(copies, self.sampling)
         # Global terms are the same in all copies.
         return scale[0] * jnp.sum(per_datum) + jnp.mean(shared)
 
@@ -189,10 +181,10 @@ class Particle(NamedTuple):
             drawn, q = self._doubly(given, drawn, share, key_guide)
         trace = self._traced(handlers.replay(seeded(self.model, self.params, key_model), drawn))
         latents = {
-            h: {**trace[h], "fn": q[h]["fn"], "scale": own_site(q, h)["scale"]}
+            h: {**trace[h], "fn": q[h]["fn"], "scale": importance.own_site(q, h)["scale"]}
             for h in given.structure.latents
         }
-        ratio = log_ratio(trace, latents, given.num, self.sampling)
+        ratio = importance.log_ratio(trace, latents, given.num, self.sampling)
         shared, scale = self._global(given, trace, drawn), plate_scale(trace)
         log_lik = self._log_lik(given, drawn, key_model) / scale
         return log_lik + self.sampling.beta * ratio, (shared, jnp.asarray(1.0 * scale))
@@ -206,7 +198,7 @@ class Particle(NamedTuple):
         one latent that depends on another must not be scaled twice.
         """
         values: Any = drawn | {
-            h: {**drawn[h], "value": with_share(drawn[h]["value"], drawn[h], share)}
+            h: {**drawn[h], "value": importance.with_share(drawn[h]["value"], drawn[h], share)}
             for h in given.structure.latents
         }
 
@@ -234,12 +226,11 @@ class Particle(NamedTuple):
 
     def _global(self, given: _Given, trace: dict, drawn: dict) -> Float[Array, ""]:
         """log p - log q of sites outside the data's plates, by their KL where that is known."""
-        sites = {
-            k: s
+        terms = [
+            self._global_term(s, drawn.get(k))
             for k, s in trace.items()
             if s["type"] == "sample" and k not in given.structure.latents
-        }
-        terms = [self._global_term(s, drawn.get(k)) for k, s in sites.items()]
+        ]
         return sum(terms, jnp.zeros(())) - self.sampling.beta * auxiliary(drawn, trace, held)
 
     def _global_term(self, site: dict, drawn: dict | None):
@@ -263,19 +254,15 @@ class Particle(NamedTuple):
 
 def _num_data(trace) -> int:
     """B, the entries of what is observed along the axis of the data."""
-    shapes = [
-        (bare_shape(s["fn"]), s)
-        for s in trace.values()
-        if is_observed(s) and s["data_axis"] is not None
-    ]
-    if not shapes:
+    sites = [s for s in trace.values() if is_observed(s) and s["data_axis"] is not None]
+    if not sites:
         raise ModelError(
             "the model observes nothing in a plate that grows with the rows of its first "
             "argument; give the inputs, one row per datum, as the first argument, and declare "
             "numpyro.plate('data', X.shape[0]) around what is observed."
         )
-    shape, site = shapes[0]
-    return shape[data_axis(site, len(shape))]  # pyright: ignore[reportArgumentType]
+    shape = bare_shape(sites[0]["fn"])
+    return shape[data_axis(sites[0], len(shape))]  # pyright: ignore[reportArgumentType]
 
 
 class ImportanceWeightedELBO(NumPyroELBO):
@@ -319,7 +306,7 @@ class ImportanceWeightedELBO(NumPyroELBO):
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
         given = param_map, declare(model, args, kwargs), guide, args, kwargs
-        sampling = Sampling(
+        sampling = importance.Sampling(
             num_importance=self.num_importance,
             expected_last=self.expected_last,
             doubly_reparameterised=self.doubly_reparameterised,
@@ -389,11 +376,7 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
         require_guide(drawn, bare_trace(model, args, kwargs, params), type(self).__name__)
         replayed = handlers.replay(seeded(model, params, key_model), drawn)
         trace = handlers.trace(replayed).get_trace(*args, **kwargs)
-        if plate_scale(trace) != 1:
-            raise ModelError(
-                "GlobalImportanceWeightedELBO takes all data at once, and a plate of this model "
-                "subsamples."
-            )
+        require_no_subsampling(trace, type(self).__name__)
         total = sum(joint.log_ratios.values(), jnp.zeros(()))
         for name, site in trace.items():
             if site["type"] != "sample" or name in joint.log_ratios:

@@ -22,16 +22,6 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.settings import GAUSSIAN, MAP
 
 
-def local_methods() -> dict[str, LocalMethod]:
-    """{class name: with its defaults} of every local method of this package, by name."""
-    found, front = [], [LocalMethod]
-    while front:
-        new = front.pop(0).__subclasses__()
-        found += [cls for cls in new if cls.__module__.startswith("ppl_gp.")]
-        front += new
-    return {cls.__name__: cls() for cls in sorted(found, key=lambda cls: cls.__name__)}
-
-
 @run_method.register
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
     free = model if given(method.hyper)[1] else None

@@ -2,18 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from threadpoolctl import threadpool_limits
 
 from ppl_gp.runtime import check_interrupt, verb, was_interrupt
@@ -83,24 +77,20 @@ def _bar(label: str, total: int, show: bool):
         yield lambda completed, text="": None
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(bar_width=24),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
+        bars.TextColumn("left"),
+        bars.TimeRemainingColumn(),
+        bars.TextColumn("{task.fields[text]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(label, total=total, text="")
-        yield lambda completed, text="": bars.update(task, completed=completed, text=text)
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total, text="")
+        yield lambda completed, text="": bar.update(task, completed=completed, text=text)
 
 
-@contextmanager
-def one_blas_thread():
-    """One thread for OpenBLAS, which factors small matrices between products that XLA spreads over
-    all cores. Its own threads spin in wait for work and take the cores away: steps at M = 500 took
-    1.5 times as long on two cores.
-    """
-    with threadpool_limits(1, user_api="blas"):
-        yield
+# One thread for OpenBLAS, which factors small matrices between products that XLA spreads over all
+# cores. Its own threads spin in wait for work and take the cores away: steps at M = 500 took 1.5
+# times as long on two cores.
+one_blas_thread = partial(threadpool_limits, 1, user_api="blas")

@@ -157,16 +157,12 @@ class _Seen:
 
     @property
     def shared(self) -> frozenset[str]:
-        """Those that an array is computed from which functions enter too: not the noise of a group,
-        nor cut points.
-        """
+        """Those behind an array that functions enter too: no noise of a group, no cut points."""
         every = (*self.arrays, *self.means)
         return frozenset().union(*(on for on in every if not on.isdisjoint(self.functions)))
 
     def beside(self, sites: list[str], trace: dict) -> list[str]:
-        """The hyperparameters that enter an array that these sites enter: one may scale the
-        other.
-        """
+        """The hyperparameters behind an array that these sites enter: one may scale the other."""
         found = roles(trace)
         others = {*found.hyper, *found.params} - {*sites, *self.functions}
         met = frozenset().union(*(on for on in self.arrays if not on.isdisjoint(sites)))

@@ -1,8 +1,6 @@
 """The first run of a model: every observation is checked against its distribution's shape, support
-and dtype, and every row for a log-likelihood that is a number.
-
-Looks at a likelihood of one or several functions: whether it is finite, and whether it is a sum
-of terms of one function.
+and dtype, and every row for a log-likelihood that is a number. Then whether a likelihood is finite,
+and a sum of terms of one function.
 """
 
 from collections.abc import Callable
@@ -40,9 +38,7 @@ from ppl_gp.sparse.expectation import flatten
 
 
 def probe_finite(log_lik: JointLogLikelihood, shapes: dict) -> None:
-    """Raise `DataError` where terms or their slopes are not finite at random values of f.
-    `shapes`: {GP site: (*C, N)}. One jvp, O(N).
-    """
+    """Raise `DataError` where terms or slopes are not finite at random f, {site: shape}. O(N)."""
     require_finite(_finite(log_lik, tuple(shapes.items()), random.key(7)), "", "random values of f")
 
 
@@ -56,9 +52,7 @@ def _finite(log_lik: JointLogLikelihood, shapes: tuple, key):
 
 
 def is_additive(log_lik: Callable, shapes: dict) -> bool:
-    """Whether log p(y_n | f_n) is proved a sum of terms that see one function each, whatever the
-    data.
-    """
+    """Whether log p(y_n | f_n) is proved a sum of terms of one function each, for any data."""
     rows, rebuild = flatten({k: jnp.zeros(s) for k, s in shapes.items()})
     if len(rows) < 2:
         return False
@@ -93,9 +87,7 @@ def probe(log_lik: LogLikelihood) -> None:
 
 
 def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: Batch) -> bool:
-    """Require rows of layers and latents that see none but themselves, and finite terms. Returns
-    whether the likelihood is additive over the outer functions (`is_additive`).
-    """
+    """Require rows that see none but themselves, and finite terms. `is_additive` of outer sites."""
     num, reading = batch.weights.shape[0], reading_of(model)
     for name in structure.outer:
         require_equal_rows([name], trace[name]["fn"].shape()[-1], num, reading.in_order)
@@ -145,9 +137,7 @@ def checked_trace(model, args, kwargs, hyper=None, free=None, numbers: bool = Tr
 
 
 def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
-    """The trace again with latent sites given; handlers around the model are left out, because they
-    may look at values.
-    """
+    """The trace at given latents, without handlers around the model: they may look at values."""
     while isinstance(model, Messenger):
         model = model.fn
     params = {k: trace[k]["value"] for k in roles(trace).params}
@@ -189,9 +179,7 @@ def _plain_values(trace: dict) -> dict:
 
 
 def _has_number(name: str, again, trace: dict) -> np.ndarray:
-    """Whether the log-likelihood of each datum is finite; where a parameter of the distribution is
-    zero or infinite, its slope as well.
-    """
+    """Whether each datum's log-likelihood is finite, and its slope if the site `_has_edge`."""
     site, found = trace[name], roles(trace)
     finite, fn = np.asarray(jnp.isfinite(log_prob_per_datum(site))), unwrap(site["fn"])
     if not _has_edge(fn):

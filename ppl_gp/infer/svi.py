@@ -16,18 +16,7 @@ import numpyro.distributions as dist
 import optax
 from jax import lax, random
 from numpyro import infer
-from numpyro.infer.autoguide import (
-    AutoBNAFNormal,
-    AutoDAIS,
-    AutoDelta,
-    AutoGuide,
-    AutoGuideList,
-    AutoIAFNormal,
-    AutoLaplaceApproximation,
-    AutoMultivariateNormal,
-    AutoNormal,
-    AutoSemiDAIS,
-)
+from numpyro.infer import autoguide
 from numpyro.optim import optax_to_numpyro
 from scipy.special import logsumexp
 
@@ -53,9 +42,11 @@ CHUNK = 50  # steps between two looks at Ctrl-C
 BOUNDS = 200  # draws of the bound at the end
 _OWN = 4000  # draws of q that its own means and sds are computed from
 _MOST_LATENTS = 1000  # entries of all sites up to which q is judged: their square is kept
-_POINTS = (AutoDelta, AutoLaplaceApproximation)  # trained as a point: their loss is no bound
-_FLOWS = (AutoBNAFNormal, AutoIAFNormal)  # of no best member that sds could be compared with
-_ANNEALED = (AutoDAIS, AutoSemiDAIS)
+# trained as points: their loss is not a bound
+_POINTS = (autoguide.AutoDelta, autoguide.AutoLaplaceApproximation)
+# without a best member that sds could be compared with
+_FLOWS = (autoguide.AutoBNAFNormal, autoguide.AutoIAFNormal)
+_ANNEALED = (autoguide.AutoDAIS, autoguide.AutoSemiDAIS)
 
 
 @dataclass(frozen=True)
@@ -87,7 +78,7 @@ class SVI:
 
     evidence_is: ClassVar[str] = "lower bound"
 
-    guide: Any = AutoNormal
+    guide: Any = autoguide.AutoNormal
     loss: Any = field(default_factory=ELBO)
     num_steps: int = 2000
     learning_rate: float = 0.05
@@ -145,7 +136,7 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     elif _is_bound(method.loss) and not _has_points(guide, params, args, kwargs):
         summed = functools.partial(_bound, svi, params, key_bound, args, kwargs)
         (bound, stats["log_evidence_se"]), _ = unless_stopped(summed, (None, None))
-    is_mode = isinstance(guide, AutoLaplaceApproximation) and _is_bound(method.loss)
+    is_mode = isinstance(guide, autoguide.AutoLaplaceApproximation) and _is_bound(method.loss)
     if result is Result.completed and num <= _MOST_LATENTS and (is_mode or bound is not None):
         judge = _of_mode if is_mode else functools.partial(_judged, method, bound)
         given = svi.guide, params, key_bound, Space(model, names, args, kwargs, {})
@@ -180,9 +171,9 @@ def _is_bound(loss) -> bool:
 
 def _has_points(guide, params, args, kwargs) -> bool:
     """Whether q has no density: a site of it is a point."""
-    if isinstance(guide, AutoGuideList):
+    if isinstance(guide, autoguide.AutoGuideList):
         return any(_has_points(g, params, args, kwargs) for g in guide._guides)
-    if isinstance(guide, AutoGuide):
+    if isinstance(guide, autoguide.AutoGuide):
         return isinstance(guide, _POINTS)
     trace = traced(guide, params, random.key(0), args, kwargs)
     fns = [unwrap(s["fn"]) for s in trace.values() if s["type"] == "sample"]
@@ -318,7 +309,7 @@ def _looked(guide, params, key, space: Space) -> tuple[jax.Array, ...]:
 
 def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, jax.Array]:
     """{site: (num, ...)} of the guide's distribution."""
-    if isinstance(guide, AutoGuide):
+    if isinstance(guide, autoguide.AutoGuide):
         # of a guide of points NumPyro runs the model, for its deterministic sites
         return dict(guide.sample_posterior(key, params, *args, sample_shape=(num,), **kwargs))
     again = infer.Predictive(guide, params=params, num_samples=num)
@@ -335,7 +326,7 @@ def _tell(method: SVI, settled, mean_shift, sd_ratio, pareto_k, importance_gain)
     told = ", ".join([*sizes, f"the bound is {importance_gain:.2g} nats below log p(y)"])
     kind = guide if isinstance(guide, type) else type(guide)
     is_flow, steps = issubclass(kind, _FLOWS), method.num_steps
-    full = is_flow or issubclass(kind, AutoMultivariateNormal)
+    full = is_flow or issubclass(kind, autoguide.AutoMultivariateNormal)
     other = "NUTS()" if full else "SVI(guide=AutoMultivariateNormal), or NUTS()"
     if not pareto_k <= KHAT_LIMIT:
         warn(

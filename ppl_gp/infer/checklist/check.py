@@ -1,6 +1,4 @@
-"""`check`: a checklist about a model and its data that a person can read, before any inference is
-run.
-"""
+"""`check`: a checklist about a model and its data, before any inference is run."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,36 +8,15 @@ import jax
 
 from ppl_gp.errors import LISTED, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.checklist.likelihood import (
-    conditioning,
-    dtype,
-    gradients,
-    maximum,
-    methods,
-    of_batches,
-    pointwise,
-)
-from ppl_gp.infer.checklist.sites import (
-    Subject,
-    gp_sites,
-    hyperparameters,
-    length_scales,
-    observations,
-    predictor,
-)
+from ppl_gp.infer.checklist import likelihood, sites
+from ppl_gp.infer.checklist.sites import Subject
 from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes import checked_trace
+from ppl_gp.reading import refusals
 from ppl_gp.reading.arguments import Leaves, as_arrays, named_arrays
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import declare, own_function
-from ppl_gp.reading.refusals import (
-    of_the_model,
-    require_drawn,
-    require_none_tied,
-    require_pairs,
-    unpaired,
-)
 from ppl_gp.reading.roles import is_factor, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.runtime import one_at_a_time
@@ -74,8 +51,9 @@ def rows(subject: Subject):
     """Whether a row is predicted by its own arguments alone, and which those are."""
     reading = subject.model.reading
     if isinstance(subject.whole, Collapsed):
-        require_none_tied(subject.whole.tied)
-    require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
+        refusals.require_none_tied(subject.whole.tied)
+    gps = {k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}
+    refusals.require_pairs(refusals.unpaired(gps))
     if mixing := reading.mixed:
         return (
             False,
@@ -99,30 +77,30 @@ def rows(subject: Subject):
     return True, f"one entry per datum: {[p for p, _ in reading.rows]}{given}{kinds}."
 
 
-_SITE_CHECKS = {"GP sites": gp_sites, "observations": observations}
+_SITE_CHECKS = {"GP sites": sites.gp_sites, "observations": sites.observations}
 _FURTHER_CHECKS = {
-    "hyperparameters": hyperparameters,
-    "length scales": length_scales,
-    "predictor": predictor,
-    "maximum": maximum,
+    "hyperparameters": sites.hyperparameters,
+    "length scales": sites.length_scales,
+    "predictor": sites.predictor,
+    "maximum": likelihood.maximum,
     "rows": rows,
-    "likelihood": pointwise,
-    "dtype": dtype,
-    "conditioning": conditioning,
-    "gradients": gradients,
-    "methods": methods,
+    "likelihood": likelihood.pointwise,
+    "dtype": likelihood.dtype,
+    "conditioning": likelihood.conditioning,
+    "gradients": likelihood.gradients,
+    "methods": likelihood.methods,
 }
 # of a model whose own plate subsamples: no method but SVGP reads it
 _OF_BATCHES = {
     **{k: f for k, f in _FURTHER_CHECKS.items() if k not in ("predictor", "maximum")},
-    "likelihood": of_batches,
+    "likelihood": likelihood.of_batches,
 }
 # of a model without functions and without a predictor
 _WITHOUT_FUNCTIONS = ("hyperparameters", "rows", "dtype", "gradients", "methods")
 
 
 @one_at_a_time
-@of_the_model
+@refusals.of_the_model
 def check(model: Callable, *args, **kwargs) -> Checklist:
     """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds
     the observations; frames and DataArrays serve as arrays, as in `fit`.
@@ -137,7 +115,7 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     try:
         args, kwargs, names = named_arrays(model, args, kwargs)
         args, kwargs = as_arrays(args, kwargs)
-        require_drawn(own_function(model), Leaves(model, args, kwargs))
+        refusals.require_drawn(own_function(model), Leaves(model, args, kwargs))
         model = declare(own_function(model), args, kwargs)
         names.require_same_rows(model.reading.row_axes)
         trace = checked_trace(model, args, kwargs)
@@ -162,7 +140,7 @@ def _subject(model, args, kwargs, trace: dict) -> Subject:
 def _fitting(model, args, kwargs) -> str:
     """A sentence that names the methods that take a declared model."""
     try:
-        found, names = methods(_subject(model, args, kwargs, run(model, args, kwargs)))
+        found, names = likelihood.methods(_subject(model, args, kwargs, run(model, args, kwargs)))
     except PplGpError:
         return LISTED
     if not found:

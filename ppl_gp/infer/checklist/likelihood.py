@@ -1,6 +1,5 @@
-"""Items, each (whether it is in order, message), about the likelihood: whether it is proved to be
-pointwise, and the methods that can read it; and about numbers: the dtype, and at the prior's median
-the conditioning of K and the gradients; whether there is a maximum.
+"""Items of `check`, each (whether in order, message), about the likelihood and what can read it,
+the dtype, the conditioning of K and the gradients at the prior's median, and the maximum.
 """
 
 from collections.abc import Callable
@@ -18,11 +17,14 @@ from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
-from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.mcmc.nuts import require_plain_priors, require_samplable
 from ppl_gp.infer.probes import probe, probe_layers
 from ppl_gp.infer.svgp.look import look_at
+from ppl_gp.local.bound import LocalBound
+from ppl_gp.local.ep import EP
+from ppl_gp.local.laplace import Laplace
+from ppl_gp.local.vi import VI
 from ppl_gp.mean_field.method import is_conjugate
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.factors import read
@@ -108,24 +110,21 @@ def _is_samplable(subject: Subject, method: str, scaled: bool = False) -> bool:
 
 
 def _has_joint_mode(subject: Subject) -> bool:
-    """Whether `Laplace` takes all latents together: where no predictor is integrated and a maximum
-    may exist.
-    """
+    """Whether `Laplace` takes all latents together: without a predictor, if there may be a mode."""
     free = not isinstance(subject.whole, Collapsed) and not subject.found.params
     return free and _passes(require_bounded, subject.trace, subject.model.reading, "Laplace()")
 
 
 def _local_methods(subject: Subject) -> list[str]:
-    """The local methods that can read this model; why the others cannot stands beside the
-    likelihood.
-    """
+    """The local methods that can read this model; the item "likelihood" says why others cannot."""
     if subject.subsampling:
         return []
     try:
         log_lik = _proved(subject)
     except PplGpError:
         return []
-    return [name for name, method in local_methods().items() if method.refuses(log_lik) is None]
+    every = (EP, Laplace, LocalBound, VI)
+    return [cls.__name__ for cls in every if cls().refuses(log_lik) is None]
 
 
 def _sparse_methods(subject: Subject) -> list[str]:
@@ -153,7 +152,6 @@ def _probe_whole(subject: Subject) -> None:
 
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
-_MEDIAN_DRAWS_KEY = 0
 
 
 def dtype(subject: Subject):
@@ -172,7 +170,7 @@ def _median(subject: Subject) -> tuple[Space, dict, dict]:
     sp = space_of(subject)
     if not sp.names:
         return sp, {}, {}
-    free = jax.tree.map(lambda x: x[0], starts(sp, random.key(_MEDIAN_DRAWS_KEY), 1))
+    free = jax.tree.map(lambda x: x[0], starts(sp, random.key(0), 1))
     return sp, free, sp.constrain(free)
 
 
@@ -211,9 +209,7 @@ def gradients(subject: Subject):
     if latents := list(subject.found.local_latents):
         return True, f"not computed: the model has latents in the data's plate {latents}."
     sp, free, _ = _median(subject)
-    value, gradient = _log_density(
-        subject.model, subject.found.gps, sp, subject.args, subject.kwargs, free
-    )
+    value, gradient = _log_density(sp, subject.found.gps, free)
     bad = [k for k, g in gradient.items() if not bool(jnp.all(jnp.isfinite(ravel_pytree(g)[0])))]
     there = f"log density {float(value):.4g}, gradient"
     if bad or not bool(jnp.isfinite(value)):
@@ -223,17 +219,15 @@ def gradients(subject: Subject):
 
 
 @quick_jit
-def _log_density(model, gps, sp: Space, args, kwargs, free):
-    """Log density of the model and its gradient in the unconstrained hyperparameters and in f, a
-    prior draw.
-    """
-    trace = run(model, args, kwargs, sp.constrain(free))
+def _log_density(sp: Space, gps: tuple[str, ...], free: dict):
+    """Log density and its gradient by the unconstrained hyperparameters and f, a prior draw."""
+    trace = run(sp.model, sp.args, sp.kwargs, sp.constrain(free))
     latent = {k: trace[k]["fn"].sample(random.key(1)) for k in gps}
 
     def density(point):
         values = {**sp.constrain({k: point[k] for k in free}), **{k: point[k] for k in latent}}
         # a plate that subsamples draws its rows
-        return log_density(handlers.seed(model, 2), args, kwargs, values)[0]
+        return log_density(handlers.seed(sp.model, 2), sp.args, sp.kwargs, values)[0]
 
     return jax.value_and_grad(density)({**free, **latent})
 

@@ -1,6 +1,5 @@
-"""A model under `check`, and items about what it declares, each (whether it is in order,
-message): GP sites, hyperparameters, observations, the predictor, and what the priors of length
-scales imply in units of the data.
+"""A model under `check`, and items, each (whether in order, message), about what it declares: its
+sites, the predictor, and what the priors of length scales imply in units of the data.
 """
 
 from collections.abc import Callable
@@ -26,9 +25,7 @@ from ppl_gp.reading.tracing import run
 
 
 class Subject(NamedTuple):
-    """A model with its arguments and what one run of it showed; `whole`: as the local methods see
-    it.
-    """
+    """A model, its arguments and one run of it; `whole`: the model as the local methods see it."""
 
     model: Callable
     args: tuple

@@ -1,6 +1,5 @@
-"""Guides of the hyperparameters, points or NumPyro's: what they are of, hold, and may not do.
-
-What a guide draws, against what its model samples: looked at before the first step.
+"""Guides of the hyperparameters, points or NumPyro's: what they are of, hold, and may not do; what
+a guide draws, against what its model samples, before the first step.
 """
 
 from collections.abc import Callable, Iterator

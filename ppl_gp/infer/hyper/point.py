@@ -1,6 +1,4 @@
-"""What a local method does about hyperparameters (a file of this folder for each choice), and the
-fit at one setting of them.
-"""
+"""What a local method does about hyperparameters, a file for each choice; a fit at given ones."""
 
 import copy
 import math

@@ -22,7 +22,7 @@ from ppl_gp.infer.hyper.point import Setting
 from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
 from ppl_gp.local.method import Solution, first_sites, log_evidence
 from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general
-from ppl_gp.quick import FEW_DATA, entry, quick_jit
+from ppl_gp.quick import FEW_DATA, entry, quick_jit, zeros_of
 
 FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
 # loss where the density cannot be evaluated: finite, so that the line search backs off
@@ -165,8 +165,7 @@ def evaluate(problem: Ascent, points, sites: PseudoLikelihood, skipped) -> Evalu
 
     def one(entry):
         *at, skip = entry
-        form = eqx.filter_eval_shape(evaluated, *at)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+        nothing = zeros_of(evaluated, *at)
         return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
 
     if len(skipped) == 1:  # and is wanted, or the caller would not ask

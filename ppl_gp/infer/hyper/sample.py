@@ -103,9 +103,7 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
 def kept_of_draws(
     setting: Setting, hyper: dict, sites
 ) -> tuple[FromPseudo | FromFunctions, Float[Array, "S"], Bool[Array, "S"]]:
-    """What is kept of f at draws, how much wider than the prior q(f) is, and whether its mean has
-    digits. O(S N^3).
-    """
+    """(what is kept of f, its width in the prior's, whether its mean has digits). O(S N^3)."""
 
     def one(entry):
         factors = setting.factors(entry[0])

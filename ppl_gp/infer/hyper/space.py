@@ -200,9 +200,7 @@ def holding(model: Callable, hyper) -> Callable:
 
 
 def fixed_values(hyper, sp: Space) -> dict:
-    """{site: value} that `hyper=` gives for each name of a space, checked, as arrays. Raises
-    `ModelError` for names, `DataError` for values.
-    """
+    """{name of a space: what `hyper=` gives}, checked. `ModelError` for names, else `DataError`."""
     (label, values), names = given(hyper), sp.names
     missing, unknown = [n for n in names if n not in values], [n for n in values if n not in names]
     if missing or unknown:

@@ -24,14 +24,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.infer.chains import Kernel, run_chains
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc.nuts import (
-    fit_from_draws,
-    missing_parts,
-    require_plain_priors,
-    require_samplable,
-    self_contained,
-    whitened,
-)
+from ppl_gp.infer.mcmc import nuts
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.reading.roles import require_gp, roles
 from ppl_gp.results.fit import Fit
@@ -161,7 +154,7 @@ class _SliceWithinGibbs(MCMCKernel):
 @lru_cache(maxsize=64)
 def _kernel(model, config: EllipticalSlice, sites, missing: tuple[str, ...], has_hyper: bool):
     """One kernel a model and configuration, so that compiled code is found again."""
-    model = whitened(self_contained(model, missing), sites)
+    model = nuts.whitened(nuts.self_contained(model, missing), sites)
     return _SliceWithinGibbs(model, config, tuple(f"{s}_base" for s in sites), has_hyper)
 
 
@@ -169,15 +162,15 @@ def _kernel(model, config: EllipticalSlice, sites, missing: tuple[str, ...], has
 def _fit_elliptical(method: EllipticalSlice, model, rng_key, args, kwargs, progress) -> Fit:
     trace = first_trace(model, args, kwargs)
     found = roles(trace)
-    require_samplable(model, trace, args, kwargs, "EllipticalSlice()")
-    require_plain_priors(trace, found.gps, "EllipticalSlice()")
+    nuts.require_samplable(model, trace, args, kwargs, "EllipticalSlice()")
+    nuts.require_plain_priors(trace, found.gps, "EllipticalSlice()")
     require_gp(found, trace)
     if found.local_latents:
         raise ModelError(
             "EllipticalSlice() takes no local latents, and the model has "
             f"{list(found.local_latents)}. {LISTED}"
         )
-    kernel = _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper))
+    kernel = _kernel(model, method, found.gps, nuts.missing_parts(trace), bool(found.hyper))
     label = "elliptical slice"
     draws = run_chains(kernel, method, rng_key, args, kwargs, progress=progress, label=label)
-    return fit_from_draws(method, model, args, kwargs, found, draws)
+    return nuts.fit_from_draws(method, model, args, kwargs, found, draws)

@@ -1,6 +1,5 @@
-"""`NUTS`: the exact joint posterior, by NumPyro's sampler on the whitened model.
-
-A model as samplers see it: what is refused, and what is kept from them.
+"""`NUTS`: the exact joint posterior, by NumPyro's sampler on the whitened model; and a model as
+samplers see it: what is refused, and what is kept from them.
 """
 
 from collections.abc import Callable

@@ -18,12 +18,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc.nuts import (
-    missing_parts,
-    require_plain_priors,
-    require_samplable,
-    self_contained,
-)
+from ppl_gp.infer.mcmc import nuts
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.svgp.look import look_at, site_inputs
 from ppl_gp.infer.svgp.start import inducing_variables, priors_of
@@ -100,17 +95,18 @@ def _white(name: str, shape):
 @lru_cache(maxsize=64)
 def _kernel(model, expectation: Expectation, structure: Structure, missing, num_warmup, **options):
     """One kernel a model, configuration and length of warm-up: compiled code is found again."""
-    return Kernel(sparse_model(self_contained(model, missing), expectation, structure), **options)
+    whole = nuts.self_contained(model, missing)
+    return Kernel(sparse_model(whole, expectation, structure), **options)
 
 
 @run_method.register
 def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress) -> Fit:
     key_start, key_run = random.split(rng_key)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
-    require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
+    nuts.require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
     whole = SVGP(num_inducing=method.num_inducing, batch_size=sys.maxsize)  # all rows
     subject = look_at(whole, model, args, kwargs, seed, declared=True)
-    require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
+    nuts.require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
     priors, _ = priors_of(subject.trace, subject.gps)
     inputs = site_inputs(subject, hyper, seed)
@@ -122,7 +118,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         model,
         expectation,
         subject.structure,
-        missing_parts(subject.trace),
+        nuts.missing_parts(subject.trace),
         method.num_warmup,
         target_accept_prob=method.target_accept_prob,
         max_tree_depth=method.max_tree_depth,

@@ -31,7 +31,7 @@ from ppl_gp.infer.svgp.start import Begun, other_length_scales
 from ppl_gp.infer.svgp.step import Reached, State, advance, begin
 from ppl_gp.kept import FromInducing
 from ppl_gp.quick import quick_jit
-from ppl_gp.reading.roles import roles
+from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import verb
 from ppl_gp.settings import MAP, Sample
@@ -181,12 +181,7 @@ def _keys(key):
 
 
 def _require_collapsible(subject: Subject) -> None:
-    if subject.source.plate is not None:
-        raise ModelError(
-            "SVGP(collapsed=True) takes all data in every step, and plate "
-            f"'{subject.source.plate}' subsamples; leave subsample_size out of the model, or "
-            "`collapsed`."
-        )
+    require_no_subsampling(subject.trace, "SVGP(collapsed=True)")
     if not subject.structure.is_shallow:
         structure = subject.structure
         raise ModelError(

@@ -22,7 +22,7 @@ from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.reading import Declared, declare
 from ppl_gp.reading.refusals import require_pairs, unpaired
-from ppl_gp.reading.roles import roles
+from ppl_gp.reading.roles import roles, subsampling
 from ppl_gp.reading.tracing import run
 from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch
@@ -78,9 +78,9 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
         model = with_effects(model, *at, kept, point, asked)
     trace = first_trace(model, *at, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
-    if source.plate is None and (plates := subsampling_plates(trace)):
+    if source.plate is None and (plates := [*subsampling(trace)]):
         raise DataError(
-            f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all "
+            f"plate '{plates[0]}' subsamples minibatches once more; that works with all "
             "data in memory. Leave subsample_size out, and give SVGP(batch_size=...) or a Stream."
         )
     found = roles(trace)
@@ -97,27 +97,16 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
-    """Batches; where a plate of the model itself subsamples, as it says, once all observations are
-    checked against their supports.
-    """
-    plates = []
+    """Batches, as the model's own plate subsamples if one does, all observations checked first."""
+    plates = {}
     # a memory map is not read as a whole for it: pass arrays, or let SVGP subsample
     if num_rows(args) is not None and not isinstance(args[0], np.memmap):
-        plates = subsampling_plates(first_trace(model, args, kwargs))
+        plates = subsampling(first_trace(model, args, kwargs))
     if len(plates) > 1:
-        raise DataError(f"plates {[s['name'] for s in plates]} all subsample; SVGP() handles one.")
-    if not plates:
-        return source_of("SVGP", method.rows, model, args, kwargs, seed)
-    num_data, batch_size = plates[0]["args"]
-    return ArraySource(args, kwargs, batch_size, seed, plates[0]["name"], num_data)
-
-
-def subsampling_plates(trace: dict) -> list:
-    return [
-        s
-        for s in trace.values()
-        if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])
-    ]
+        raise DataError(f"plates {[*plates]} all subsample; SVGP() handles one.")
+    for plate, (num_data, batch_size) in plates.items():
+        return ArraySource(args, kwargs, batch_size, seed, plate, num_data)
+    return source_of("SVGP", method.rows, model, args, kwargs, seed)
 
 
 def uses_inputs(model, batch: Batch) -> bool:

@@ -18,18 +18,11 @@ from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.svgp import start
 from ppl_gp.infer.svgp.final_bound import errors_of
 from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs
 from ppl_gp.infer.svgp.problem import Problem, hyper_at, placement
-from ppl_gp.infer.svgp.start import (
-    Begun,
-    initial_latents,
-    initial_point,
-    initial_variational,
-    of_site,
-    priors_of,
-    units,
-)
+from ppl_gp.infer.svgp.start import Begun
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves
@@ -55,10 +48,12 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> Begun:
     hyper = _hyper_at(problem, free, batch)
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
-    variational = initial_variational(method, trace, subject.structure, inputs, seed, bool(free))
-    none = lambda v: jax.tree.map(lambda _: None, v)  # noqa: E731
+    structure, moves = subject.structure, bool(free)
+    variational = start.initial_variational(method, trace, structure, inputs, seed, moves)
     scale = {
-        k: units(v, inputs[k], subject.structure.is_shallow) if method.train_inducing else none(v)
+        k: start.units(v, inputs[k], structure.is_shallow)
+        if method.train_inducing
+        else jax.tree.map(lambda _: None, v)
         for k, v in variational.variables.items()
     }
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
@@ -89,7 +84,7 @@ def _start_of_hyper(
     is_point = isinstance(method.hyper, MAP | Fixed)
     # a `numpyro.param` has no prior: always a point
     if is_point or not roles(subject.trace).hyper:
-        return None, *initial_point(method.hyper if is_point else MAP(), subject, batch, key)
+        return None, *start.initial_point(method.hyper if is_point else MAP(), subject, batch, key)
     guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
     told = f"SVGP(hyper={guide_name(method.hyper)})"
     require_bounded(subject.trace, subject.model.reading, told, guide.held)
@@ -103,20 +98,17 @@ def _hyper_at(problem: Problem, free, batch: Batch) -> dict:
 
 def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
     """{latent site: q(h)}."""
-    found = {}
+    found, model, num_data = {}, subject.model, subject.source.num_data
     for i, name in enumerate(subject.structure.latents):
-        config = of_site(method.latents, name, "latents") or Amortised()
+        config = start.of_site(method.latents, name, "latents") or Amortised()
         if isinstance(config, Free) and isinstance(subject.source, StreamSource):
             raise DataError(
                 "Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, "
                 "Amortised()."
             )
-        own_key, sees = random.fold_in(key, i), uses_inputs(subject.model, batch)
-        num_data = subject.source.num_data
-        inputs = subject.model.reading.inputs_of_rows(
-            Leaves(subject.model, batch.args, batch.kwargs)
-        )
-        found[name] = initial_latents(config, trace[name], own_key, num_data, batch, sees, inputs)
+        own = trace[name], random.fold_in(key, i), num_data
+        inputs = model.reading.inputs_of_rows(Leaves(model, batch.args, batch.kwargs))
+        found[name] = start.initial_latents(config, *own, batch, uses_inputs(model, batch), inputs)
     return found
 
 
@@ -189,7 +181,7 @@ def started(
     """
     if not problem.structure.is_shallow:
         return variational
-    priors, shapes = priors_of(trace, variational.q)
+    priors, shapes = start.priors_of(trace, variational.q)
     num = sum(num_values(priors[k], s, variational.variables[k].num) for k, s in shapes.items())
     given = {**hyper, **batch.given}
     q = _narrowed(problem, given, priors, shapes, num, variational.q, batch)

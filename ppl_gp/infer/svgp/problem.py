@@ -1,6 +1,5 @@
-"""What a run of `SVGP` does not change, and what it raises: ELBO of a batch plus log prior.
-
-A batch's rows over devices: data-parallel training by JAX's sharding, in any processes.
+"""What a run of `SVGP` does not change, and what it raises: ELBO of a batch plus log prior; and a
+batch's rows over devices: data-parallel training by JAX's sharding, in any processes.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
-"""Running many compiled steps, with progress, checkpoints, Ctrl-C and bad batches.
-
-Checkpoints of a long run: its arrays in one file, of which no reader ever sees half.
+"""Running many compiled steps, with progress, checkpoints (a run's arrays in one file, of which no
+reader ever sees half), Ctrl-C and bad batches.
 """
 
 import functools

@@ -10,17 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from ppl_gp.deep.latents import (
-    Amortised,
-    Encoded,
-    Free,
-    FreeGaussian,
-    LatentGuide,
-    around_prior,
-    encoder_rows,
-    latent_size,
-    mlp_encoder,
-)
+from ppl_gp.deep import latents
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
@@ -82,12 +72,10 @@ def initial_point(hyper, subject: Subject, batch: Batch, key) -> tuple[dict, dic
     where = space(subject.trace, subject.model, *at)
     if hyper.init is not None:
         return {}, where.unconstrain(fixed_values(hyper, where))
-    return {}, jax.tree.map(lambda x: x[0], _starts(where, key))
+    return {}, jax.tree.map(lambda x: x[0], _starts(where, key, 1))
 
 
-@quick_jit
-def _starts(where: Space, key):
-    return starts(where, key, 1)
+_starts = quick_jit(starts)
 
 
 def initial_variational(
@@ -168,14 +156,14 @@ def inducing_variables(
 
 def initial_latents(
     config, site: dict, key, num_data: int, batch: Batch, uses_inputs: bool, inputs=None
-) -> LatentGuide:
+) -> latents.LatentGuide:
     """q(h) of one latent site as `SVGP(latents=...)` says. O(N). `inputs`: which arrays of the
     first argument hold rows, by default all.
     """
     args, kwargs, rows = batch.args, batch.kwargs, batch.rows
     num, dtype = num_rows(site), jnp.result_type(float)
-    size = latent_size(site, num)
-    if isinstance(config, Free):
+    size = latents.latent_size(site, num)
+    if isinstance(config, latents.Free):
         given, form = config.init is not None, (num_data, size)
         means = jnp.asarray(config.init, dtype) if given else 0.1 * random.normal(key, form)
         if means.shape != form:
@@ -184,9 +172,9 @@ def initial_latents(
                 f"({num_data}, {size})."
             )
         scales = jnp.full_like(means, jnp.log(config.scale))
-        free = FreeGaussian(jnp.concatenate([means, scales], 1))
-        return free if given else around_prior(free, site, rows, args, kwargs, inputs)
-    if not isinstance(config, Amortised):
+        free = latents.FreeGaussian(jnp.concatenate([means, scales], 1))
+        return free if given else latents.around_prior(free, site, rows, args, kwargs, inputs)
+    if not isinstance(config, latents.Amortised):
         raise DataError(
             f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}."
         )
@@ -196,11 +184,12 @@ def initial_latents(
             f"Amortised(sees={sees!r}): the encoder of '{site['name']}' sees the first argument, "
             "which holds no rows: it is a table. Give the rows' inputs first, or sees='y'."
         )
-    own, seen = config.encoder is not None, encoder_rows(sees, args, kwargs, inputs)
-    made = config.encoder if own else mlp_encoder(seen, size, config.width, config.depth, key)
-    guide = Encoded(made, sees, inputs)
+    own, seen = config.encoder is not None, latents.encoder_rows(sees, args, kwargs, inputs)
+    form = seen, size, config.width, config.depth
+    made = config.encoder if own else latents.mlp_encoder(*form, key)
+    guide = latents.Encoded(made, sees, inputs)
     guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
-    return guide if own else around_prior(guide, site, rows, args, kwargs, inputs)
+    return guide if own else latents.around_prior(guide, site, rows, args, kwargs, inputs)
 
 
 def _family(method: SVGP, variables, prior: GP, batch_shape, is_inner: bool) -> Family:
