@@ -110,9 +110,7 @@ def _keep_compiled() -> None:
 
 
 def _command(command):
-    """A command. A typed error, or a file that cannot be read or written, becomes one line and exit
-    code 2; Ctrl-C exit code 130.
-    """
+    """A command. A typed error, or an unusable file, is one line and exit code 2; Ctrl-C is 130."""
 
     @functools.wraps(command)
     def wrapped(*args, **kwargs):
@@ -168,9 +166,7 @@ def fit(
     along: Along = None,
     settings: Setting = [],  # noqa: B006
 ):
-    """Fit by each method; write METHOD.fit (for `predict`), METHOD.nc (the posterior) and
-    preparation.json to --out.
-    """
+    """Fit by each method; write METHOD.fit, METHOD.nc (posterior) and preparation.json to --out."""
     names = parse(methods)
     problem, preparation = read_problem(model, data, target, standardise, 0.0, seed, settings)
     if plot is not None or along is not None:
@@ -236,9 +232,7 @@ def compare(
     standardise: Standardise = True,
     settings: Setting = [],  # noqa: B006
 ):
-    """Fit by each method, score on held-out rows; write the table, pictures and posteriors to --out
-    as methods end.
-    """
+    """Fit by each method, score on held-out rows; write table, pictures and posteriors to --out."""
     names = parse(methods)
     problem, preparation = read_problem(
         model, data, target, standardise, test_fraction, seed, settings
@@ -267,9 +261,7 @@ def demo(
     methods: Methods = DEMO_ALL,
     seed: Seed = 0,
 ):
-    """One declared classifier of two real data sets by several methods: a table, pictures, and what
-    can be trusted.
-    """
+    """One classifier of two real data sets by several methods: table, pictures, and verdicts."""
     location, effort = model or _repository_model(), Effort(1, num_warmup, num_samples, num_chains)
     return run_demo(load_model(location), out, parse(methods), effort, num_train, seed)
 

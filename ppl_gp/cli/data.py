@@ -149,9 +149,7 @@ def prepare(
 
 
 def _levels(columns: Columns, name: str) -> list[str] | None:
-    """The labels of an input of words; `DataError` where each row has another, so that they tell
-    rows apart and nothing of new ones.
-    """
+    """The labels of an input of words; `DataError` if every row has its own: nothing is learnt."""
     if not _words(columns, name, "drop the column, "):
         return None
     found = sorted(set(cells := columns.cells(name)))
@@ -163,9 +161,7 @@ def _levels(columns: Columns, name: str) -> list[str] | None:
 
 
 def _standard(columns, found: Preparation, X):
-    """(mean, standard deviation) of each column; a constant one says nothing and becomes zeros,
-    rounding or not. Labels are left as they are.
-    """
+    """(mean, sd) of each column; a constant one becomes zeros, rounding or not; labels stay."""
     inputs, labels = found.inputs, np.array([found.of(name) is not None for name in found.inputs])
     constant = X.max(0) == X.min(0)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -99,10 +99,8 @@ def _split(num: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def num_outcomes(model: Callable, options: dict, X: np.ndarray, y: np.ndarray) -> int:
-    """How many outcomes 0, 1, ... every site has that observes y, 0 where one has others. Two
-    traces, O(N).
-
-    The sites are those whose value moves when y's values (N,) change places.
+    """How many outcomes 0, 1, ... every site has that observes y, 0 if one has others. Two traces,
+    O(N): the sites are those whose value moves when y's values (N,) change places.
     """
     first, other = (_trace(model, options, X, z) for z in (y, y.min() + y.max() - y))
     data = [k for k, s in first.items() if is_observed(s) and not is_factor(s)]

@@ -119,9 +119,8 @@ def fit_methods(
     seed: int,
     each: Callable[[str, Fit], None],
 ) -> Outcome:
-    """Fit every method in turn and call each(name, fit) as soon as one ends.
-
-    A typed error is told and the next method tried. Ctrl-C ends the run; what was finished is kept.
+    """Fit every method in turn and call each(name, fit) as soon as one ends. A typed error is
+    reported and the next method tried; Ctrl-C ends the run, and what was finished is kept.
     """
     outcome = Outcome()
     for name in names:

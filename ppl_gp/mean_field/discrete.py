@@ -174,12 +174,9 @@ class Dirichlet(Family):
         return self.at_eta((1.0 + gradient,))
 
     def distributions(self):
-        own: dist.Distribution = (
-            dist.Beta(self.alpha[..., 0], self.alpha[..., 1])
-            if self.is_beta
-            else dist.Dirichlet(self.alpha)
-        )
-        return {self.sites[0]: own}
+        if self.is_beta:
+            return {self.sites[0]: dist.Beta(self.alpha[..., 0], self.alpha[..., 1])}
+        return {self.sites[0]: dist.Dirichlet(self.alpha)}
 
     def draw(self, key, num):
         """Independent, in logarithms first: a small alpha has draws below the smallest number."""

@@ -129,9 +129,7 @@ class Family(eqx.Module):
         """t of one element at unconstrained coordinates (d,)."""
 
     def expectations(self, coordinates) -> Array | None:
-        """E[t] of each element, (E, T), in the order of `statistics`; `None` where a family has no
-        closed form of them, and terms are summed over nodes.
-        """
+        """E[t] of each element, (E, T), in the order of `statistics`; `None`: no closed form."""
         return None
 
     def random_values(self, key) -> Values:
@@ -139,15 +137,11 @@ class Family(eqx.Module):
         return self.at(self.free(key, 1.0))
 
     def moment_rules(self) -> tuple[Rule, ...]:
-        """Rules for means and variances, to be tried in turn; none where the moments do not exist,
-        or where a family has none. Reads values: not under `jit`.
-        """
+        """Rules for means and variances that exist, to be tried in turn. Not under `jit`."""
         return ()
 
     def lacks_variances(self) -> bool:
-        """Whether E[1 / w], or E[W^-1], of a precision is infinite: a Student-t of at most two
-        degrees of freedom has no variance. Reads values: not under `jit`.
-        """
+        """Whether E[1 / w], or E[W^-1], of a precision is infinite. Not under `jit`."""
         return False
 
 

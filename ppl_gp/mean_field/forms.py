@@ -113,9 +113,7 @@ def _with_one(by_label: bool, K: int, statistics):
 
 
 def elementwise(joint: LogJoint, names: tuple[str, ...], q: Family) -> dict[str, Form]:
-    """{term: its form} of terms that see one block and have an entry for each of its elements;
-    those that have one. It is right at values beside those that it was solved for at.
-    """
+    """{term: its form} of terms that see one block and have an entry for each of its elements."""
     statistics = _moments(q)
     if statistics is None or statistics.shape[1] >= MOST:
         return {}
@@ -127,9 +125,7 @@ def elementwise(joint: LogJoint, names: tuple[str, ...], q: Family) -> dict[str,
 
 
 def sufficient(joint: LogJoint, name: str, axis: int, labels: Discrete, q: Family) -> Form | None:
-    """The form of a term that sees `labels`, one a row, and the block `q`; `None` where it has
-    none. `axis`: of the rows in the term's batch shape, negative.
-    """
+    """The form, if any, of a term of one label per row and `q`; `axis`: of the rows, negative."""
     reading, K = getattr(joint.model, "reading", None), len(labels.categories)
     statistics = _moments(q)
     if reading is None or not reading.grows or statistics is None:

@@ -62,8 +62,9 @@ class Gaussian(Family):
             if shape == ():
                 found[site] = dist.Normal(m[..., 0], jnp.sqrt(S[..., 0, 0]))
                 continue
-            flat = dist.MultivariateNormal(m, S)
-            found[site] = flat if len(shape) == 1 else GaussianArray.of(flat, shape)
+            flat, reshape = dist.MultivariateNormal(m, S), dist.transforms.ReshapeTransform
+            one = len(shape) == 1
+            found[site] = flat if one else GaussianArray(flat, reshape(shape, (math.prod(shape),)))
         return found
 
     def log_prob(self, values):
@@ -127,11 +128,6 @@ class Gaussian(Family):
 
 class GaussianArray(dist.TransformedDistribution):
     """A multivariate normal of the flattened values of an array with several axes, (K, D)."""
-
-    @classmethod
-    def of(cls, flat: dist.MultivariateNormal, shape: tuple[int, ...]) -> "GaussianArray":
-        """With the values of `flat`, (..., K D), in this shape."""
-        return cls(flat, dist.transforms.ReshapeTransform(shape, (math.prod(shape),)))
 
     @property
     def mean(self):

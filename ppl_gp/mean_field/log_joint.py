@@ -56,9 +56,7 @@ class LogJoint(NamedTuple):
         return self.weights.reshape(-1, *(1 for _ in range(-axis - 1))) * x
 
     def entries(self, names: tuple[str, ...], values: Values) -> list[Array]:
-        """The terms, entry by entry, events that `to_event` made of many taken apart; of bounded
-        ones the quadratic in the logits that takes their place, at some xi.
-        """
+        """Terms before events are summed; of bounded ones a quadratic in the logits, at some xi."""
         trace = self.trace(values)
         return [self._probed(k, trace[k]) for k in names]
 
@@ -115,9 +113,8 @@ def is_logistic(site: dict) -> bool:
 
 
 def log_joint_of(model, trace: dict, args, kwargs, others: bool = False) -> LogJoint:
-    """Of all latents and observations of a trace. `ModelError` for params, mutable state, sites
-    without elements, and masks around labels; `others`: of rows that follow too, whose masks are
-    not known yet.
+    """The log joint of a trace. `ModelError` for params, mutable state, sites without elements, and
+    masks around labels; `others`: of rows that follow too, whose masks are not known yet.
     """
     found = roles(trace)
     if found.params:

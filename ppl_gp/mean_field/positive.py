@@ -211,12 +211,9 @@ class Wishart(Scaled):
         return jnp.sum(own - self._log_normaliser() + self._volume(log_w))
 
     def distributions(self):
-        own: dist.Distribution = (
-            dist.InverseWishart(self.df, scale_matrix=self.rate)
-            if self.inverted
-            else dist.Wishart(self.df, rate_matrix=self.rate)
-        )
-        return {self.sites[0]: own}
+        if self.inverted:
+            return {self.sites[0]: dist.InverseWishart(self.df, scale_matrix=self.rate)}
+        return {self.sites[0]: dist.Wishart(self.df, rate_matrix=self.rate)}
 
     def draw(self, key, num):
         return self.of(dist.Wishart(self.df, rate_matrix=self.rate).sample(key, (num,)))

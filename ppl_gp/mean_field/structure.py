@@ -52,9 +52,8 @@ class Structure(NamedTuple):
 def find_structure(
     joint: LogJoint, trace: dict, factors: Sequence[Sequence[str]] | None, bounds: bool
 ) -> Structure:
-    """Find and prove the blocks. Abstract traces, and some hundred gradients a block.
-
-    Raises `NotConjugateError`, `DataError` (`factors`), `ModelError` (no family).
+    """Find and prove the blocks. Abstract traces, and some hundred gradients a block. Raises
+    `NotConjugateError`, `DataError` (`factors`), `ModelError` (no family).
     """
     return _Finder(joint, trace, bounds).find(factors)
 
@@ -177,12 +176,8 @@ class _Finder:
                     )
 
     def _takes_bound(self, name: str) -> bool:
-        sees = [self.alone[k] for k in self.seen[name]]
-        return (
-            name not in self.joint.bounded
-            and is_logistic(self.trace[name])
-            and all(isinstance(f, Gaussian) for f in sees)
-        )
+        free = name not in self.joint.bounded and is_logistic(self.trace[name])
+        return free and all(isinstance(self.alone[k], Gaussian) for k in self.seen[name])
 
     def _discrete(self, family: Discrete) -> Family:
         for name in self._names(family.sites):

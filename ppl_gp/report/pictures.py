@@ -34,11 +34,10 @@ def plot_band(
 
     **Arguments:** `fits`: {name: fit} or one fit; `X` (N,) or (N, 1), `y` (N,): the data to show;
     `X_new` (M,) or (M, 1): where to predict, by default 100 points over X; `observed`: the mean and
-    the interval of y instead of those of f, or the
-    probability of each class; `kwargs`: the model's other arguments at X_new. y is
-    drawn as points on its own axis only where `observed`; beside f, whose units differ, it is a rug
-    (coloured by class where y is 0 or 1). `xlabel`: by default the column's name, where the fit or
-    X has one.
+    the interval of y instead of those of f, or the probability of each class; `kwargs`: the model's
+    other arguments at X_new. y is drawn as points on its own axis only where `observed`; beside f,
+    whose units differ, it is a rug (coloured by class where y is 0 or 1). `xlabel`: by default the
+    column's name, where the fit or X has one.
     """
     fits = panels.as_fits(fits)
     first = next(iter(fits.values()))
