@@ -20,7 +20,9 @@ from ppl_gp.gp import GP, bare, bare_shape, hidden_axes, mask_of, unwrap
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves, is_array
 from ppl_gp.reading.digest import own_density
+from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.roles import (
+    Roles,
     cannot_be_drawn,
     is_factor,
     is_gp,
@@ -189,14 +191,12 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
     through this stack, such as the log-Jacobian with which NumPyro's samplers transform a site, and
     those must pass. O(N), no factorisation.
     """
-    own = run(model, args, kwargs)
-    found = roles(own)
+    found, missing, others = _names(model, args, kwargs)
     left = {*without, *(() if local else found.local_latents)}
     # Missing observations integrate to one: any value does, and outer handlers, which give keys,
     # are not asked. GPs are pinned.
-    drawn = {*left, *(k for k in own if is_missing_part(k, own))} - {*found.gps}
-    hidden = {*drawn, *found.gps, *found.observed}
-    hidden |= {k for k, s in own.items() if s["type"] in ("plate", "deterministic")}
+    drawn = {*left, *missing} - {*found.gps}
+    hidden = {*drawn, *found.gps, *found.observed, *others}
 
     def any_value(site):
         return site["fn"].sample(random.key(0)) if site["name"] in drawn else None
@@ -209,6 +209,18 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
         handlers.substitute(model, substitute_fn=any_value)(*args, **kwargs)
     wanted = (*found.hyper, *found.params, *found.local_latents)
     return {k: trace[k]["value"] for k in wanted if k not in left}
+
+
+@by_shapes
+def _names(model, args, kwargs) -> tuple[Roles, list[str], list[str]]:
+    """(Roles of sites, missing observations, plates and deterministic sites)."""
+    own = run(model, args, kwargs)
+    missing = [k for k in own if is_missing_part(k, own)]
+    return (
+        roles(own),
+        missing,
+        [k for k, s in own.items() if s["type"] in ("plate", "deterministic")],
+    )
 
 
 ARGUMENT, SITE = "argument ", "site "  # what names of `named_trace` begin with

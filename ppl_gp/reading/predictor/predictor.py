@@ -113,12 +113,8 @@ class Innovated(NamedTuple):
 
     def innovations(self, rest: Rest) -> dict:
         """{site: `ShapeDtypeStruct` of its value}."""
-
-        def values(rest):
-            trace = self.trace({}, rest)
-            return {k: jnp.zeros(trace[k]["fn"].shape()) for k in self.sites}
-
-        return jax.eval_shape(values, shapes(rest))
+        leaves, structure = jax.tree.flatten(shapes(rest))
+        return _innovations(self, structure, tuple(leaves))
 
     def zero(self, rest: Rest) -> dict[str, jax.Array]:
         """{site: innovation}, of none."""
@@ -151,6 +147,15 @@ class Innovated(NamedTuple):
         """
         leaves, structure = jax.tree.flatten(shapes(rest))
         return _traced(self, structure, tuple(leaves))
+
+
+@lru_cache(maxsize=256)
+def _innovations(moved: Innovated, structure, leaves) -> dict:
+    def values(rest):
+        trace = moved.trace({}, rest)
+        return {k: jnp.zeros(trace[k]["fn"].shape()) for k in moved.sites}
+
+    return jax.eval_shape(values, jax.tree.unflatten(structure, leaves))
 
 
 @lru_cache(maxsize=256)
