@@ -1,5 +1,5 @@
-"""The house's budgets: how much of it there is, how much of it a fit and its prediction run, and how
-much of it a second fit runs.
+"""The house's budgets: how much of it there is, how much of it a fit and its prediction run, and
+how much of it a second fit runs.
 
 A number may be lowered at any time. Raise one only with the reason in the commit that does it.
 """
@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "ppl_gp"
 EDGES = ("mean_field", "report", "frames", "sklearn", "cli")
-LINES, CORE_LINES, CORE_FILES = 40_600, 33_800, 142
-FILES_OF_A_FIT, FUNCTIONS_AGAIN, RUNS_AGAIN = 90, 300, 1
+LINES, CORE_LINES, CORE_FILES = 39_400, 32_900, 140  # aims: 38 500, 29 500, 140
+FILES_OF_A_FIT, FUNCTIONS_AGAIN, RUNS_AGAIN = 70, 260, 2  # aims: 50, 150, 1
 
 # The README's model, in a process of its own: what was called, in which files.
 JOURNEY = """
