@@ -84,10 +84,11 @@ Setting = Annotated[
 ]
 
 
-def _tell_version(asked: bool) -> None:
+def _tell_version(asked: bool) -> bool:
     if asked:
         print(f"ppl-gp {__version__}")
         raise typer.Exit()
+    return asked  # what the command is given
 
 
 @app.callback()

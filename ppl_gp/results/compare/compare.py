@@ -300,7 +300,8 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
     ours, theirs = by_name(fit), by_name(other)
     if differing := [k for k in ours if k in theirs and not _same(ours[k], theirs[k])]:
         raise DataError(
-            f"'{name}' and '{first}' were fitted to different data: {differing}. Fit both to one."
+            f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit "
+            "both to one."
         )
 
 
