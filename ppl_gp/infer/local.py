@@ -11,11 +11,12 @@ from ppl_gp.infer.hyper.point import LocalProblem, infer_hyper, wide_column
 from ppl_gp.infer.hyper.space import given, held, holding
 from ppl_gp.infer.joint_mode import fit_joint
 from ppl_gp.infer.maximised import integrated, require_no_maximised_effects
-from ppl_gp.infer.probes import first_trace, probe
+from ppl_gp.infer.probes import observed_trace, probe, require_numbers
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.factors import factors_of, read
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
+from ppl_gp.reading.refusals import require_observations
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
@@ -25,13 +26,15 @@ from ppl_gp.settings import GAUSSIAN, MAP
 @run_method.register
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
     free = model if given(method.hyper)[1] else None
-    look = partial(first_trace, holding(model, method.hyper), args, kwargs, free=free)
-    trace = look(numbers=False)  # `probe` finds rows without a number
+    known = holding(model, method.hyper), args, kwargs
+    trace = observed_trace(*known)
+    require_observations(*known, trace)
     require_no_subsampling(trace, type(method).__name__)
-    whole = model
+    whole, numbers = model, partial(require_numbers, *known, trace, free=free)
     model = integrated(model, method, args, kwargs, held(method.hyper, trace))
+    if model is not whole or not roles(trace).gps:
+        numbers()  # of others `probe` sees all that f is computed from
     if isinstance(method, Laplace) and not isinstance(model, Collapsed) and not roles(trace).gps:
-        look()
         return fit_joint(LocalProblem(method, model, trace, rng_key, args, kwargs, progress))
     if isinstance(method.hyper, MAP) and method.integrate == GAUSSIAN:
         label = f"{type(method).__name__}(hyper=MAP())"
@@ -47,7 +50,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     try:
         probe(log_lik)
     except DataError:
-        look()  # which names the values
+        numbers()  # which names the values
         raise
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)

@@ -107,33 +107,47 @@ def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: B
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 
 
-def first_trace(model, args, kwargs, hyper=None, free=None, numbers: bool = True) -> dict:
+def first_trace(model, args, kwargs, hyper=None, free=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape,
     support and dtype. Raises `ModelError` where nothing is observed that could be.
 
     `free`: the model itself, where `model` holds sites at values: every value of theirs counts.
-    `numbers`: whether rows without a log-likelihood are looked for, which takes another run.
     """
-    trace = checked_trace(model, args, kwargs, hyper, free, numbers)
+    trace = checked_trace(model, args, kwargs, hyper, free)
     require_observations(model, args, kwargs, trace)
     return trace
 
 
-def checked_trace(model, args, kwargs, hyper=None, free=None, numbers: bool = True) -> dict:
+def checked_trace(model, args, kwargs, hyper=None, free=None) -> dict:
     """As `first_trace`, also of a model that observes nothing."""
-    declared = declare(model, args, kwargs) if reading_of(model) is None else model
-    trace = run(declared, args, kwargs, hyper)
-    names = [k for k in roles(trace).observed if not is_factor(trace[k])]
-    given = partial(_given, declared, args, kwargs, trace)
-    moving = [k for k in names if _check_observed(k, trace, given)]
-    for name in names:
-        require_dtype(name, trace[name], Leaves(declared, args, kwargs))
-    if not numbers:
-        return trace
-    again = partial(run, declared if free is None else free, args, kwargs)
-    with numpyro.validation_enabled(False):  # which raises for the parameters of any row
-        _require_numbers(again, trace, hyper or {}, [k for k in names if k not in moving], free)
+    trace = observed_trace(model, args, kwargs, hyper)
+    require_numbers(model, args, kwargs, trace, hyper, free)
     return trace
+
+
+def observed_trace(model, args, kwargs, hyper=None) -> dict:
+    """As `checked_trace`; rows may be left that have no log-likelihood (`require_numbers`)."""
+    model = declare(model, args, kwargs) if reading_of(model) is None else model
+    trace = run(model, args, kwargs, hyper)
+    for name in _judged(model, args, kwargs, trace):
+        require_dtype(name, trace[name], Leaves(model, args, kwargs))
+    return trace
+
+
+def _judged(model, args, kwargs, trace: dict) -> dict[str, bool]:
+    """{observed site: whether its support moves with latents}, each checked."""
+    names = [k for k in roles(trace).observed if not is_factor(trace[k])]
+    given = partial(_given, model, args, kwargs, trace)
+    return {k: _check_observed(k, trace, given) for k in names}
+
+
+def require_numbers(model, args, kwargs, trace: dict, hyper=None, free=None) -> None:
+    """Raise `DataError` for rows without a log-likelihood at any latents. A run of the model."""
+    model = declare(model, args, kwargs) if reading_of(model) is None else model
+    names = [k for k, moves in _judged(model, args, kwargs, trace).items() if not moves]
+    again = partial(run, model if free is None else free, args, kwargs)
+    with numpyro.validation_enabled(False):  # which raises for the parameters of any row
+        _require_numbers(again, trace, hyper or {}, names, free)
 
 
 def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
