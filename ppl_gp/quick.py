@@ -72,7 +72,9 @@ def _compiled(function: Callable, options: dict[str, Any]) -> Any:
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
         return (inner if traced else outermost())(*args, **kwargs)
 
-    return wrapped
+    call: Any = wrapped
+    call.outermost = outermost  # whose cache tests look at
+    return call
 
 
 def entry(tree, index: int):

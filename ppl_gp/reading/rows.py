@@ -17,6 +17,7 @@ from numpyro.primitives import Messenger
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.label_rules import LabelRules
 from ppl_gp.reading.labels import Cause, Seen
+from ppl_gp.reading.roles import is_missing_part
 from ppl_gp.reading.tracing import (
     ARGUMENT,
     SITE,
@@ -280,7 +281,9 @@ class _Reader:
         known = {*framed, *filter(self._is_asked, self.sites)}
         asked = self.sites if look is not None else (k for k in self.sites if k in known)
         axes = {k: a for k in asked if (a := self._axis(k, plates, look)) is not None}
-        sees = {k: c for k, v in self.sites.items() if (c := self._cause(v.own)) is not None}
+        # missing observations are drawn where they stand
+        sites = {k: v for k, v in self.sites.items() if not is_missing_part(k, self.sites)}
+        sees = {k: c for k, v in sites.items() if (c := self._cause(v.own)) is not None}
         mixing = {k: c for k, c in sees.items() if k in axes}
         shared = {k: c for k, c in sees.items() if k not in axes}
         coupled = {k: c for k in self.sites if (c := self._coupling(k, k in axes)) is not None}
