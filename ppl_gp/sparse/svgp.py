@@ -45,7 +45,7 @@ class SVGP:
     A step of an inducing input is in units of its column's standard deviation / M^(1 / columns), so
     that inputs and a prior that follows them can have any scale.
 
-    - `num_inducing`, `inducing`: "greedy", "kmeans", "subset", "farthest" (see `sparse.inducing`), an
+    - `num_inducing`, `inducing`: "greedy", "kmeans", "subset", "farthest" (`sparse.inducing`), an
       array Z, or inducing variables such as `FourierFeatures`; {site: ...} for several GP sites.
       `train_inducing`: whether Z moves. With `Fixed`, "greedy" takes as many points as the
       hyperparameters need. Otherwise it starts from `num_inducing` points all over the inputs. If
