@@ -100,9 +100,10 @@ def test_functions_agree_with_long_nuts(name, method):
     model, args, options, *_ = LONG[name]
     y, truth = long_nuts(name)
     hyper = pg.Sample(num_warmup=300, num_samples=500, num_chains=1)
-    if name == "heteroscedastic" and not isinstance(method, pg.Laplace):
+    if name in ("heteroscedastic", "multiclass") and not isinstance(method, pg.Laplace):
         # Where f interpolates the data VI takes hundreds of steps and EP may not converge: of two
-        # chains by EP one took a minute, and one none of its 800 steps within forty minutes.
+        # chains by EP one took a minute, and one none of its 800 steps within forty minutes. Of
+        # three classes a chain by VI takes six minutes.
         hyper = pg.Grid()
     if name == "ordinal" and isinstance(method, pg.VI):
         # Where a chain tries values far away VI takes its 200 steps, each of up to .8 seconds: 350

@@ -186,14 +186,17 @@ MODELS = {
 }
 
 
-def listed(model, args, y) -> list[str]:
+def listed(model, args, y) -> dict:
+    """{name: the method as it is listed}: some with the hyperparameters sampled."""
     (told,) = (i.message for i in pg.check(model, *args, y=y).items if i.name == "methods")
-    return [k for k in METHODS if k in re.split(r"\W+", told)]
+    plain, _, sampled = (re.split(r"\W+", part) for part in told.partition("with hyper=Sample()"))
+    drawn = {k: type(METHODS[k])(hyper=pg.Sample(**_CHAIN)) for k in METHODS if k in sampled}
+    return {k: METHODS[k] for k in METHODS if k in plain} | drawn
 
 
-def ran(name, model, args, y):
+def ran(method, model, args, y):
     """The fit of a listed method; a fit without steps enough is one, a refusal or a crash not."""
-    fit = pg.fit(model, METHODS[name], 0, *args, y=y, throw=False)
+    fit = pg.fit(model, method, 0, *args, y=y, throw=False)
     assert fit.result in pg.Result
     return fit
 
@@ -203,21 +206,30 @@ def ran(name, model, args, y):
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_method_that_check_lists_runs(kind):
     model, args, y = MODELS[kind]
-    names = listed(model, args, y)
-    assert names
-    for name in names:
-        fit = ran(name, model, args, y)
+    found = listed(model, args, y)
+    assert found
+    for method in found.values():
+        fit = ran(method, model, args, y)
         fit.summary()
         if not fit.mixing:
             whole = {"size": None} if kind == "batches" else {}
             assert fit.predict(*args, **whole) is not None
 
 
+def test_methods_are_listed_with_the_hyper_that_they_take():
+    """`Laplace()` was listed, whose `MAP()` refuses to maximise the effects."""
+    (told,) = (
+        i.message for i in pg.check(student, X, GROUP, y=LABELS).items if i.name == "methods"
+    )
+    sampled = "with hyper=Sample() EP, Laplace, LocalBound, VI"
+    assert told == f"NUTS, EllipticalSlice, SparseNUTS, {sampled}"
+
+
 def test_methods_that_are_listed_with_a_coefficient_run():
     """`SparseNUTS()` ended with a bare KeyError here."""
     model, args, y = MODELS["a coefficient beside a function"]
     assert "SparseNUTS" in listed(model, args, y)
-    fit = ran("SparseNUTS", model, args, y)
+    fit = ran(METHODS["SparseNUTS"], model, args, y)
     assert set(fit.hyper) == {"c"} and np.all(np.isfinite(fit.predict(X).probs))
 
 
@@ -261,7 +273,7 @@ def _coefficients():
 def test_several_functions_without_a_gp_are_integrated_by_every_method(name, shares):
     """`EP()` said "no GP site" unless `integrate` named the only site."""
     log_p, error, mean, sd = shares
-    fit = ran(name, multinomial, (X,), SHARES)
+    fit = ran(METHODS[name], multinomial, (X,), SHARES)
     assert fit.result == "converged" and list(fit.sites) == ["B"] and not fit.hyper
     off = {"EP": 0.03, "VI": 0.05, "Laplace": 0.3}[name]
     assert fit.log_evidence == pytest.approx(log_p, abs=off + 4.0 * error)

@@ -69,7 +69,15 @@ def methods(subject: Subject):
         fitting = [name for name in local if name != "SparseNUTS"]
         told = f"{', '.join(fitting)}, each with hyper=Fixed(...)"
         return bool(fitting), told if fitting else "none."
-    found = _drawing_methods(subject) + local
+    found = _drawing_methods(subject)
+    try:
+        maximum(subject)
+    except ModelError:  # `SVGP` has no other hyper that takes all of these
+        sampled = [name for name in local if name not in ("SVGP", "SparseNUTS")]
+        found += ["SparseNUTS"] * ("SparseNUTS" in local)
+        found += [f"with hyper=Sample() {', '.join(sampled)}"] * bool(sampled)
+    else:
+        found += local
     return bool(found), ", ".join(found) or "none."
 
 
