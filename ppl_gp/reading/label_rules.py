@@ -24,6 +24,8 @@ _ELEMENTWISE = (
     """.split()
     )
 )
+# What they make of equal entries depends on how many there are.
+_COUNTING = ("reduce_sum", "reduce_prod", "reduce_xor", "dot_general")
 _DRAWS = ("random_", "threefry", "philox", "rng_")  # other entries at other places
 # An index is followed through these: JAX writes one as where(i < 0, i + N, i), with columns.
 _KEEP_NUMBERS = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "concatenate", "gather"}
@@ -62,14 +64,19 @@ class LabelRules(Labels):
         axes of the output whose entries differ, whatever enters.
         """
         axes: list[list] = [[] for _ in _shape(e.outvars[0])]
-        gone = list(lost)
-        for v, to in zip(into, places, strict=True):
+        gone, counts = list(lost), e.primitive.name in _COUNTING
+        counted = []
+        for x, v, to in zip(e.invars, into, places, strict=True):
             for i, label in enumerate(v.axes):
                 (axes[to[i]] if i in to else gone).append(label)
+                counted += [(x, i)] * (counts and label is None and i not in to)
         # those of what was repeated are equal, and what has lost an axis is elsewhere
         differs = e.primitive.name != "broadcast_in_dim" and any(a is not None for a in gone)
         unequal = [i for i, met in enumerate(axes) if i in unequal or (differs and not met)]
-        return self._made(e, into, map(self.join, axes), gone, unequal)
+        out, *_ = self._made(e, into, map(self.join, axes), gone, unequal)
+        cause = self.cause("count", e.primitive.name)
+        lengths = {(self.length(*place), False): cause for place in counted}
+        return [out._replace(across={**lengths, **out.across})] * len(e.outvars)
 
     def _made(self, e, into, axes, lost=(), unequal: Collection[int] = ()) -> list[Seen]:
         """`unequal`: axes along which entries differ, also where they have no label yet."""
@@ -80,14 +87,17 @@ class LabelRules(Labels):
         """With labels for those of these axes that have none."""
         own = {i: self.new() for i in axes if v.axes[i] is None and shape[i] > 1}
         # what no argument enters goes by number
-        by_number = all(c.kind == "number" for c in v.across.values())
+        by_number = all(c.kind in ("number", "count") for c in v.across.values())
         cause = self.cause(kind or ("number" if by_number else "mixes"), e.primitive.name)
         across = {**{(a, v.free): cause for a in own.values()}, **v.across}
         return v._replace(axes=tuple(own.get(i, a) for i, a in enumerate(v.axes)), across=across)
 
     def _unknown(self, e, into):
         """Of one entry within a loop over entries it sees that one."""
-        lost, found = [a for v in into for a in v.axes], []
+        axes = [
+            (x, i, a) for x, v in zip(e.invars, into, strict=True) for i, a in enumerate(v.axes)
+        ]
+        lost, found = [self.length(x, i) if a is None else a for x, i, a in axes], []
         for shape in map(_shape, e.outvars):
             none = (None,) * len(shape)
             out = self.merged(into, none, lost, e.primitive.name, "unknown")

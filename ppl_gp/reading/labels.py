@@ -50,9 +50,10 @@ class Labels:
 
     def __init__(self, counts: frozenset[int] = frozenset()):
         self.counts = counts  # identities of the numbers that change with that of rows
-        self.source: Any = None  # of the equation that is followed: the walk sets it
+        self.source, self.at = None, None  # of the equation that is followed: the walk sets it
         self._above: list[int] = []
         self._next = 0
+        self.places: set[tuple] = set()  # (`walk.changed`'s name of an axis, a label that it has)
         self.rows = self.new()
 
     def new(self) -> int:
@@ -74,6 +75,18 @@ class Labels:
         for other in known[1:]:
             self._above[other] = known[0]
         return known[0] if known else None
+
+    def length(self, of: Any, axis: int) -> int:
+        """A label for how many entries an axis without one has."""
+        label = self.new()
+        self.places.add(((self.at, id(of), axis), label))
+        return label
+
+    def made(self, variables: Sequence, values: list) -> None:
+        """Keeps which axes have labels."""
+        for v, seen in zip(variables, values, strict=True):
+            every = enumerate(seen.axes if seen else ())
+            self.places |= {((self.at, id(v), i), a) for i, a in every if a is not None}
 
     def cause(self, kind: str, primitive: str) -> Cause:
         """At the user's line."""
@@ -193,8 +206,11 @@ class Labels:
             for v in map(self.entered, entries)
         ]
 
-    def carried(self, value: Seen, primitive: str, along: Sequence[Seen] = ()) -> Seen:
+    def carried(self, value: Seen, equation, along: Sequence[Seen] = ()) -> Seen:
         """The next step sees the entry of the one before, or how many steps were before it."""
         value, label = self.entered(value), self.join(v.axes[0] for v in along)
         lost, kind = (value.each, "mixes") if value.each else ([label], "number")
-        return self.merged([value], value.axes, lost, primitive, kind)._replace(each=frozenset())
+        if lost == [None]:
+            lost, kind = [self.length(equation, -1)], "count"
+        out = self.merged([value], value.axes, lost, equation.primitive.name, kind)
+        return out._replace(each=frozenset())

@@ -123,7 +123,7 @@ class Reading:
         """Why no other number of rows can be traced, and what to do."""
         if self.grows:
             return None
-        if any(how == "number" for *_, how in self.mixing):
+        if any(how == "number" for *_, how in (*self.mixing, *self.shared)):
             return (
                 "the model holds arrays of its own with one entry per datum (in a closure, a "
                 "partial, a global or handlers.condition), which new inputs would be paired with. "
@@ -137,7 +137,9 @@ class Reading:
 
     def why_mixed(self, in_batches: bool = False) -> str:
         """What `mixed` sites see, and the user's line, for a message."""
-        (site, what, how), *_ = (*self._refused, *(self.shared if in_batches else ()))
+        return self._told(*(*self._refused, *(self.shared if in_batches else ()))[0])
+
+    def _told(self, site: str, what: str, how: str) -> str:
         line = dict(self.lines).get(site)
         verb = "see" if what == "inputs" else "sees"
         told = f"a row sees more than its own arguments: the {what} of '{site}' {verb} {_MORE[how]}"
@@ -185,6 +187,14 @@ class Reading:
                 f"fit and pass the result to fit, or take all data in a step, {whole}."
             )
 
+    def require_own_masks(self) -> None:
+        """Raise `ModelError` where it depends on other rows whether a row counts."""
+        for told in (x for x in self.shared if x[1] == "mask"):
+            raise ModelError(
+                f"{self._told(*told)}, so that a density would depend on which rows are asked for "
+                "together. Pass the mask to the model, an argument with one entry per row."
+            )
+
     def axis_of(self, path: str) -> int | None:
         """The axis of the data of an array argument."""
         return dict(self.rows).get(path)
@@ -219,7 +229,9 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     part = {k: "inputs" if s.is_gp else "prior" for k, s in base.sites.items() if not s.observed}
     mixing = [(k, part.get(k, "density"), c) for k, c in found.mixing.items()]
     mixing += [(k, "kernel", c) for k, c in found.kernels.items()]
-    causes = {**found.shared, **found.coupled, **{k: c for k, _, c in mixing}}
+    shared = [(k, "density", c) for k, c in found.shared.items()]
+    shared += [(k, what, c) for (k, what), c in found.around.items()]
+    causes = {**{k: c for k, _, c in shared}, **found.coupled, **{k: c for k, _, c in mixing}}
     predicted = tuple(k for k in observed if k in found.axes or _sees_gp(k, seen, base))
     needed = _needed(leaves, found, shaping, [seen[k].fn for k in predicted if k not in found.axes])
     free = {k: seen[k] for k, s in base.sites.items() if not (s.observed or s.is_gp)}
@@ -240,7 +252,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
         variance=_any((k, s.variance.sites) for k, s in free.items()),
         kernels=_any((k, s.kernel.arguments & {*rows, "y"}) for k, s in seen.items()),
         mixing=tuple((k, what, c.kind) for k, what, c in mixing),
-        shared=tuple((k, "density", c.kind) for k, c in found.shared.items()),
+        shared=tuple((k, what, c.kind) for k, what, c in shared),
         coupled=tuple((k, c.kind) for k, c in found.coupled.items()),
         looked_up=found.looked_up,
         whole=found.whole,

@@ -8,6 +8,7 @@ number) is no operation: the second trace shows what it made longer, and which n
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ from ppl_gp.reading.tracing import (
     parts_of,
     unused_length,
 )
-from ppl_gp.reading.walk import Walk, changed_numbers
+from ppl_gp.reading.walk import Walk, changed
 
 
 class Found(NamedTuple):
@@ -43,7 +44,8 @@ class Found(NamedTuple):
 
 class Rows(NamedTuple):
     """What `Reading` has under these names: {site: axis}, {path: axes}, {site: why it sees other
-    rows}. `kernels`: GP sites whose kernel is computed from arrays with an entry per row.
+    rows}. `kernels`: GP sites whose kernel is computed from arrays with an entry per row. `around`:
+    {(observed site, "mask" or "scale"): why}.
     """
 
     axes: dict[str, int]
@@ -51,6 +53,7 @@ class Rows(NamedTuple):
     rows: dict[str, tuple[int, ...]]
     mixing: dict[str, Cause]
     shared: dict[str, Cause]
+    around: dict[tuple[str, str], Cause]
     coupled: dict[str, Cause]
     looked_up: tuple[str, ...]
     kernels: dict[str, Cause]
@@ -87,6 +90,7 @@ class _Reader:
         self.base = base
         self.jaxpr, self.structure = self.traced(self.arrays, self.base)
         self.counts: set[int] = set()
+        self.grew: set[tuple] = set()  # axes that are longer where there are more rows
 
     def traced(self, arrays: Mapping, look: Look):
         """(the jaxpr from arguments and sites to what is read, the structure of that)."""
@@ -105,7 +109,7 @@ class _Reader:
         self.walk()
         row = self.rows_label(subsampling)
         if row is None:
-            return Rows({}, (), {}, {}, {}, {}, (), {}, (), False)
+            return Rows({}, (), {}, {}, {}, {}, {}, (), {}, (), False)
         grown = self.grown(row)
         if grown is None:
             return self.told(None)
@@ -196,7 +200,7 @@ class _Reader:
         """
         if (num := self._num_rows()) is None:
             return None
-        more, group = unused_length(self.leaves, self.base, num), self.labels.group
+        group = self.labels.group
         alike = {
             p: group(self.given[p].axes[0])
             for p, x in self.arrays.items()
@@ -205,7 +209,11 @@ class _Reader:
         inputs = {a for p, a in alike.items() if self._is_first(p)}
         own, found = group(row), []
         sets = ({own}, {own, *inputs}, {own, *inputs, *alike.values()})
-        for labels in dict.fromkeys(map(frozenset, sets)):
+        # a design with so many rows of each level takes twice as many
+        lengths = unused_length(self.leaves, self.base, num), num
+        for more, labels in product(lengths, dict.fromkeys(map(frozenset, sets))):
+            if found and more == num:
+                break
             arrays = {p: self._longer(p, labels, more) for p in self.arrays}
             if (given := self._look(arrays)) is not None:
                 found.append((labels, *given, arrays))
@@ -262,7 +270,7 @@ class _Reader:
         """
         joined = [a for a, n, m in self._lengths(look) if n != m]
         self.labels.join((self.labels.rows, *joined))
-        self.counts = changed_numbers(self.jaxpr, closed)
+        self.counts, self.grew = changed(self.jaxpr, closed)
         if self.counts:
             every = (*self.given.values(), *(v for vs in self.values.values() for v in vs))
             rows = [a for v in every for a in v.axes if self.is_row(a)]
@@ -286,6 +294,12 @@ class _Reader:
         sees = {k: c for k, v in sites.items() if (c := self._cause(v.own)) is not None}
         mixing = {k: c for k, c in sees.items() if k in axes}
         shared = {k: c for k, c in sees.items() if k not in axes}
+        around = {
+            (k, what): c
+            for k in filter(self._is_asked, sites)
+            for what, v in zip(("mask", "scale"), sites[k].around, strict=False)
+            if (c := self._cause([v])) is not None
+        }
         coupled = {k: c for k in self.sites if (c := self._coupling(k, k in axes)) is not None}
         looked = tuple(k for k in self.gps if k not in axes and self._is_seen(k))
         kernels = {k: c for k in self.gps if (c := self._kernel_cause(k)) is not None}
@@ -295,9 +309,8 @@ class _Reader:
             if k not in axes and any(self.is_row(a) for v in parts for a in v.axes)
         )
         rows = {p: a for p in self.given if (a := self._row_axes(p))}
-        return Rows(
-            axes, plates, rows, mixing, shared, coupled, looked, kernels, whole, look is not None
-        )
+        seen = mixing, shared, around, coupled, looked, kernels, whole
+        return Rows(axes, plates, rows, *seen, look is not None)
 
     def _kernel_cause(self, name: str) -> Cause | None:
         """A kernel at inputs that are computed from nothing sees no row, nor an array of them."""
@@ -332,6 +345,10 @@ class _Reader:
     def _cause(self, parts: list[Seen], free: bool = False) -> Cause | None:
         found = [item for v in parts for item in v.across.items()]
         causes = [c for (a, is_free), c in found if self.is_row(a) and is_free >= free]
+        if not free:  # how long an axis is that is no axis of the rows
+            lengths = self.groups(a for place, a in self.labels.places if place in self.grew)
+            long = (c for (a, _), c in found if not self.groups([a]).isdisjoint(lengths))
+            causes += [c._replace(kind="count") for c in long]
         return min(causes, key=lambda c: _KINDS.index(c.kind), default=None)
 
     def _framing(self) -> Iterator[str]:

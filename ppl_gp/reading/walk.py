@@ -37,11 +37,12 @@ class Rules:
     of its own; `either(values)`, one of several, whichever: branches, and a carry before and after
     a step; and `chosen(by, value)`, one that depends on which branch was taken, or when a loop
     ended. `whole`: operations that count as one, whatever they call. `source`: what JAX keeps of
-    the line of the equation that is followed.
+    the line of the equation that is followed; `at`: the identity of the call that it is inside of.
     """
 
     whole: frozenset[str] = frozenset()
     source: Any = None
+    at: int | None = None
     none: Any
 
     def constant(self, array):
@@ -60,7 +61,7 @@ class Rules:
         """Arrays of what each step gave; `given`: the arrays that the loop goes through."""
         return entries
 
-    def carried(self, value, primitive: str, along: Sequence = ()):
+    def carried(self, value, equation, along: Sequence = ()):
         """What one step hands to the next, another value; `along`: arrays that the loop goes
         through.
         """
@@ -69,6 +70,9 @@ class Rules:
     def rounds(self) -> Callable[[], None]:
         """What to call before each round of a loop."""
         return lambda: None
+
+    def made(self, variables: Sequence, values: list) -> None:
+        """What an equation gave, to be looked at."""
 
 
 class Known:
@@ -99,7 +103,7 @@ class Walk:
 
     def __init__(self, rules: Any):  # `Rules`
         self.rules = rules
-        self._inside = 0  # functions that are called
+        self._inside, self._outer = 0, 0  # functions that are called, and where
 
     def follow(
         self, jaxpr, consts: Sequence, given: Sequence, wanted: Sequence[bool] | None = None
@@ -114,9 +118,10 @@ class Walk:
 
         for equation in equations:
             if not self._inside:
-                self.rules.source = equation.source_info
+                self.rules.source, self._outer = equation.source_info, id(equation)
             asked = [v in used for v in equation.outvars]
             out = self.step(equation, [of(v) for v in equation.invars], asked)
+            self.rules.made(equation.outvars, out)
             known.update(zip(equation.outvars, out, strict=True))
         return [of(v) for v in jaxpr.outvars]
 
@@ -138,10 +143,12 @@ class Walk:
         """A cause inside has the line of this call: JAX keeps that of the first caller."""
         consts = [self.rules.constant(c) for c in getattr(inner, "consts", ())]
         self._inside += 1
+        self.rules.at = self._outer
         try:
             return self.follow(getattr(inner, "jaxpr", inner), consts, into, wanted)
         finally:
             self._inside -= 1
+            self.rules.at = self._outer if self._inside else None
 
     def _scan(self, equation, into: list) -> list:
         closed, num = equation.params["jaxpr"], _scanned(equation)
@@ -153,7 +160,7 @@ class Walk:
         def step(carry):
             out = self.closed(closed, [*consts, *carry, *entries])
             pairs = zip(out, stays, strict=False)
-            after = [v if s else self.rules.carried(v, "scan", arrays) for v, s in pairs]
+            after = [v if s else self.rules.carried(v, equation, arrays) for v, s in pairs]
             return after, out[len(carry) :]
 
         carry, out = self._settled(step, carry)
@@ -168,7 +175,7 @@ class Walk:
             (goes_on,) = self.closed(p["cond_jaxpr"], [*asked, *carry])
             out = self.closed(p["body_jaxpr"], [*consts, *carry])
             after = (self.rules.chosen(goes_on, v) for v in out)
-            return [self.rules.carried(v, "while") for v in after], None
+            return [self.rules.carried(v, equation) for v in after], None
 
         return self._settled(step, into[num + p["body_nconsts"] :])[0]
 
@@ -245,20 +252,35 @@ def _longer(outer, inner) -> int:
     return sum(a.aval.ndim == b.aval.ndim + 1 for a, b in zip(outer, inner, strict=True))
 
 
-def changed_numbers(a, b) -> set[int]:
-    """Identities of the numbers in one jaxpr that differ in another one of the same course."""
+def changed(a, b, at: int | None = None) -> tuple[set[int], set[tuple]]:
+    """Of one jaxpr and another one of the same course: (identities of its numbers that differ,
+    (`Rules.at`, identity of a variable, axis) of its axes that have another length, (.., of a loop,
+    -1) where it has another number of steps).
+    """
     pairs = zip(getattr(a, "consts", ()), getattr(b, "consts", ()), strict=False)
-    found = {id(x) for x, y in pairs if _is_other(x, y)}
+    numbers, axes = {id(x) for x, y in pairs if _is_other(x, y)}, set()
     a, b = (getattr(j, "jaxpr", j) for j in (a, b))
+
+    def grew(variables, others) -> None:
+        for v, w in zip(variables, others, strict=False):
+            shapes = enumerate(zip(shape_of(v), shape_of(w), strict=False))
+            axes.update((at, id(v), i) for i, (n, m) in shapes if n != m)
+
+    grew([*a.constvars, *a.invars], [*b.constvars, *b.invars])
     for one, other in zip(a.eqns, b.eqns, strict=False):
         if one.primitive is not other.primitive or len(one.invars) != len(other.invars):
             break
         for v, w in zip(one.invars, other.invars, strict=True):
             if isinstance(v, Literal) and isinstance(w, Literal) and _is_other(v.val, w.val):
-                found.add(id(v))
-        for inner in zip(jaxprs_of(one), jaxprs_of(other), strict=False):
-            found |= changed_numbers(*inner)
-    return found
+                numbers.add(id(v))
+        grew(one.outvars, other.outvars)
+        if one.params.get("length") != other.params.get("length"):
+            axes.add((at, id(one), -1))
+        inside = at if one.primitive.name in _FOLLOWED or called(one) is None else at or id(one)
+        for pair in zip(jaxprs_of(one), jaxprs_of(other), strict=False):
+            more = changed(*pair, inside)
+            numbers, axes = numbers | more[0], axes | more[1]
+    return numbers, axes
 
 
 def _is_other(x, y) -> bool:
@@ -279,6 +301,7 @@ def jaxprs_of(equation) -> list:
     return [x for x in flat if hasattr(getattr(x, "jaxpr", x), "eqns")]
 
 
+_FOLLOWED = ("scan", "while", "cond", "custom_linear_solve")
 _ELSEWHERE = ("/site-packages/", HERE, "<frozen", "/lib/python")
 
 

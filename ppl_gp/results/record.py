@@ -166,15 +166,17 @@ class Record:
         trace = first_trace(self)
         return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
 
-    def require_pairs(self) -> None:
-        """Raise `ModelError` where new rows have no covariance with the training rows, and where
-        the entries of a latent with one per datum depend on each other.
-        """
+    def require_untied(self) -> None:
+        """Raise `ModelError` where entries of a latent with one per datum depend on each other."""
         if self.unpaired and isinstance(self.model, Collapsed):
             require_none_tied(self.model.tied)
         reading = self.model.reading
         tied = self.draws.known.keys() & {*reading.whole, *reading.mixed}
         require_none_tied(sorted(tied), "fit.hyper")
+
+    def require_pairs(self) -> None:
+        """Raise `ModelError` where new rows have no covariance with the training rows."""
+        self.require_untied()
         require_pairs(self.unpaired)
 
     def warn_of_others(self, verb: str) -> None:

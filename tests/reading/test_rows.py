@@ -15,6 +15,7 @@ from numpyro import handlers
 
 import ppl_gp as pg
 from ppl_gp.reading.arguments import Leaves
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.rows import Rows
 from ppl_gp.reading.rows import rows_of as read_rows
 from ppl_gp.reading.tracing import bare_trace, look_at
@@ -122,6 +123,8 @@ ALONE = {
     ),
     "a scan over columns": lambda f, X: lax.scan(lambda c, x: (0.9 * c + x, c), f, X.T)[0],
     "a scan that carries nothing on": lambda f, X: lax.scan(lambda c, z: (c, c * z), 2.0, f)[1],
+    "the largest of equal ones": lambda f, X: f + jnp.max(jnp.full(len(f), 2.0)),
+    "a sum of as many as there are rows": lambda f, X: f + jnp.sum(jnp.ones(N)),
     "powers": lambda f, X: f + jnp.vander(X[:, 0], 3) @ jnp.array([0.1, 0.2, 0.3]),
 }
 MIXED = {
@@ -174,6 +177,23 @@ MIXED = {
     ),
     "how many rows": (lambda f, X: f * X.shape[0], "count"),
     "how many rows, in a power": (lambda f, X: jnp.abs(f) ** (1 / X.shape[0]), "count"),
+    "how many rows, by a sum": (lambda f, X: f + jnp.sum(jnp.ones_like(f)), "count"),
+    "how many rows, by a product": (lambda f, X: f * jnp.prod(jnp.full(len(f), 1.1)), "count"),
+    "how many rows, by a norm": (lambda f, X: f * jnp.linalg.norm(jnp.ones(len(f))), "count"),
+    "how many rows, contracted": (lambda f, X: f + jnp.ones(len(f)) @ jnp.ones(len(f)), "count"),
+    "how many rows, by a trace": (lambda f, X: f + jnp.trace(jnp.eye(len(f))), "count"),
+    "the last number": (lambda f, X: f + jnp.arange(len(f))[-1], "count"),
+    "the largest number": (lambda f, X: f + jnp.max(jnp.arange(len(f)) // 2), "count"),
+    "where the largest is": (lambda f, X: f + jnp.argmax(jnp.arange(len(f))), "count"),
+    "how many steps": (
+        lambda f, X: f + lax.scan(lambda c, _: (c + 1.0, None), 0.0, None, length=len(f))[0],
+        "count",
+    ),
+    "how many steps, over equal ones": (
+        lambda f, X: f + lax.scan(lambda c, z: (0.5 * c + 1.0, None), 0.0, jnp.ones(len(f)))[0],
+        "count",
+    ),
+    "if there are many": (lambda f, X: jnp.where(jnp.ones(len(f)).sum() > N - 1, f, -f), "count"),
     "solved together": (lambda f, X: jnp.linalg.solve(jnp.eye(X.shape[0]) + X @ X.T, f), "mixes"),
     "a callback": (lambda f, X: called_back(f), "unknown"),
     "reduced by a function": (lambda f, X: f + lax.reduce(f, 0.0, jnp.logaddexp, (0,)), "unknown"),
@@ -394,4 +414,56 @@ def test_masks_are_rows_and_mix_nothing():
 
     found = rows_of(model, (X, Y > 0.5), {"y": Y})
     assert found.rows == {"X": (0,), "seen": (0,), "y": (0,)}
+    assert found.mixing == {} and found.around == {}
+
+
+WHAT = ("mask", "scale")
+AROUND = {
+    "the first ones": (lambda X: jnp.arange(X.shape[0]) < 4, "number"),
+    "large ones": (lambda X: X[:, 0] > X[:, 0].mean(), "mixes"),
+    "all, of many": (lambda X: jnp.ones(X.shape[0]).sum() > N - 1, "count"),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_masks_and_scales_of_other_rows_are_told(name):
+    """In a batch they would be others, and a mask would be so at new rows."""
+    of_rows, kind = AROUND[name]
+
+    def model(X, y=None):
+        f = gp(X)
+        with handlers.mask(mask=of_rows(X)), handlers.scale(scale=1.0 + of_rows(X)):
+            observe(X, y, f)
+
+    found = rows_of(model, (X,), {"y": Y})
+    assert {k: c.kind for k, c in found.around.items()} == {("y", k): kind for k in WHAT}
     assert found.mixing == {}
+    batches = pg.SVGP(num_inducing=3, batch_size=3, max_steps=2, hyper=pg.Fixed())
+    with pytest.raises(pg.ModelError, match="the mask of 'y' sees"):
+        pg.fit(model, batches, 0, X, y=Y)
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed()), 0, X, y=Y)
+    np.testing.assert_allclose(fit.predict(X).f_mean[:2], fit.predict(X[:2]).f_mean, rtol=1e-8)
+    with pytest.raises(pg.ModelError, match="the mask of 'y' sees.*Pass the mask to the model"):
+        fit.log_density(X[:2], Y[:2])
+
+
+def test_a_mask_that_the_model_holds_is_told():
+    """As that, and not as a number of rows that is written down."""
+    held = jnp.arange(N) < 4
+
+    def model(X, y=None):
+        with handlers.mask(mask=held):
+            observe(X, y, X[:, 0])
+
+    reading = declare(model, (X,), {"y": Y}).reading
+    assert "holds arrays of its own" in reading.held
+
+
+def test_so_many_rows_of_each_level_are_traced_at_twice_as_many():
+    def model(X, y=None):
+        with numpyro.plate("levels", 2):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        observe(X, y, jnp.repeat(u, X.shape[0] // 2))
+
+    found = rows_of(model, (X[:6],), {"y": Y[:6]})
+    assert found.grows and found.rows["X"] == (0,) and "y" in found.mixing

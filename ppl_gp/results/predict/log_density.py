@@ -41,6 +41,7 @@ def log_density_at(
     `effective`: how many independent draws of the posterior the fit's are worth, if they are random
     ones; else (one setting, or weighted points) only what is drawn within each counts as an error.
     """
+    query.model.reading.require_own_masks()
     has_latents = query.layout.local_latents and query.integration is Integration.layers
     labels = combinations(query) if has_latents else None
     if blocks:

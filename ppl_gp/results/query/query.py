@@ -138,13 +138,14 @@ class Query(eqx.Module):
 
 def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     """Check the arguments of a prediction and lay it out."""
-    fit.require_pairs()
+    fit.require_untied()
     if fit.mixing:
         raise ModelError(
             f"site(s) {fit.mixing}: {fit.model.reading.why_mixed()}, so that a prediction would "
             "depend on which rows are asked for together. Compute it outside of the model, from "
             "the training data, and pass the result."
         )
+    fit.require_pairs()
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     require_own_rows(fit, new_args)
     draws = fit.draws
