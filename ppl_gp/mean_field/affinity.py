@@ -42,13 +42,7 @@ def evened(entries, points: list[dict], key):
 
 
 def affine_in(
-    function,
-    family,
-    statistics_of,
-    key,
-    spreads=SPREADS[False],
-    tolerance=TOLERANCE[False],
-    many: int = 0,
+    function, family, statistics_of, key, spreads=SPREADS[0], tolerance=TOLERANCE[0], many: int = 0
 ):
     """(terms,): whether function(values of the family's sites), (terms,), is affine in
     `statistics_of`(unconstrained coordinates of an element), with a coefficient an element; at
@@ -104,14 +98,7 @@ def _fits(values, slopes, statistics, jacobians, tolerance):
     return finite & jnp.all(explained) & jnp.all(level)
 
 
-def quadratic_in(
-    entries,
-    family,
-    key,
-    scales=SCALES[False],
-    tolerance=TOLERANCE[False],
-    many: int = 0,
-):
+def quadratic_in(entries, family, key, scales=SCALES[0], tolerance=TOLERANCE[0], many: int = 0):
     """(terms,): whether each of entries(values of the family's sites), a list of arrays, is
     quadratic, and its Hessian has no entry between two elements of the batch; along `many` further
     lines the values alone.

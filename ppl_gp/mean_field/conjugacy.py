@@ -28,11 +28,7 @@ _MANY, _FEWEST, _WORK = 2000, 100, 10**8
 
 
 def not_affine(
-    joint: LogJoint,
-    names: tuple[str, ...],
-    family: Family,
-    all_sites: list[Family],
-    near: bool = False,
+    joint: LogJoint, names: tuple[str, ...], family: Family, all_sites: list, near: bool = False
 ) -> list[str]:
     """Terms among `names` that are not affine in the statistics of `family`, the other sites
     anywhere in the supports of `all_sites`; `near`: about a fitted q, where an error would count,
