@@ -75,6 +75,7 @@ class Preparation:
 
     @classmethod
     def load(cls, path: Path) -> "Preparation":
+        """From the file that `save` wrote; `DataError` for another."""
         try:
             found = cls(**json.loads(path.read_text(encoding="utf-8")))
             found._check()

@@ -46,6 +46,7 @@ class Effort(NamedTuple):
 
 
 def configured(name: str, effort: Effort):
+    """The method of this name at this effort."""
     chains = {k: getattr(effort, k) for k in ("num_warmup", "num_samples", "num_chains")}
     if name in DRAWS:
         depth = {} if name == "slice" else {"max_tree_depth": effort.max_tree_depth}

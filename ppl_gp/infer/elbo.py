@@ -143,6 +143,7 @@ class Particle(NamedTuple):
     kwargs: dict
 
     def bound(self) -> Float[Array, ""]:
+        """Of this draw of the guide, nats."""
         given = self._look()
         if self.sampling.num_importance > 1:
             importance.require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")

@@ -34,11 +34,10 @@ from ppl_gp.infer.hyper.space import Space, fixed_values, starts, transform
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.mcmc.nuts import require_samplable
-from ppl_gp.mean_field.log_joint import scored
 from ppl_gp.numerics.linalg import cholesky, solve_lower
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.roles import is_missing_part, require_gp, roles
+from ppl_gp.reading.roles import is_missing_part, require_gp, roles, scored
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit

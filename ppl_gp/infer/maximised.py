@@ -62,18 +62,13 @@ def integrated(
             f"{name}(integrate={which!r}): give '{GAUSSIAN}' or a tuple of names of sites."
         )
     found = collapse(model, args, kwargs, given, only=which)
-    whole = isinstance(found, Collapsed)
-    inside = found.plan.sites if whole else roles(run(found, args, kwargs)).gps
+    trace = run(model, args, kwargs, given)
+    inside = found.plan.sites if isinstance(found, Collapsed) else roles(trace).gps
     if left := [k for k in which if k not in inside]:
-        held = ", or, as here, the model cannot be traced at another number of rows (it holds "
-        held += "arrays of one entry per row, or writes their number down)"
-        held *= not model.reading.grows
+        why = _why_not(model, args, kwargs, trace, inside, left)
         raise ModelError(
-            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: such a "
-            "site is no Gaussian site of the model, or a scale, a kernel or another prior is "
-            "computed from it, or no array that is affine in it holds one entry per datum, or a "
-            "numpyro.factor or an observation that holds no rows sees it as well, or a scale or "
-            f"mask handler stands around its prior{held}. Leave it out, or use NUTS()."
+            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: {why}. "
+            "Leave it out, or use NUTS()."
         )
     return found
 
@@ -186,6 +181,15 @@ def _scored_arrays(trace: dict) -> dict[str, list]:
     """{scored site: arrays of its distribution}."""
     scored = {k: s["fn"] for k, s in trace.items() if s["type"] == "sample" and s["is_scored"]}
     return {k: _arrays(fn) for k, fn in scored.items()}
+
+
+def _why_not(model: Declared, args, kwargs, trace: dict, inside, left: list[str]) -> str:
+    """Why sites that `integrate=` names are not integrated: the cause of the first."""
+    site = trace.get(left[0], {"type": ""})
+    if site["type"] != "sample" or site["is_observed"]:
+        return f"'{left[0]}' is no latent site of the model"
+    causes = _causes(model, args, kwargs, trace, left)
+    return _why(trace, _Seen(model, args, kwargs, trace, inside), left, (), causes)
 
 
 def _why(trace: dict, seen: _Seen, points: list[str], joined: Sequence[str], causes: dict) -> str:

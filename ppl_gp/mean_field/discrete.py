@@ -3,6 +3,7 @@ Dirichlet, and beta as the Dirichlet of two.
 """
 
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -63,6 +64,8 @@ class Discrete(Family):
     """q(z_n = values_k) of each element; t = one-hot. Nodes: every category, for all elements at
     once, with the probabilities as weights. O(K) an element.
     """
+
+    is_discrete: ClassVar[bool] = True
 
     categories: tuple[int, ...] = eqx.field(static=True)
     log_probs: Float[Array, "*batch K"]

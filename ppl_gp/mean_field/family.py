@@ -17,13 +17,15 @@ nodes of their own, `Rule`.
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
+
+from ppl_gp.mean_field.affinity import affine_in
 
 Values = dict[str, Array]
 
@@ -44,7 +46,7 @@ class Nodes(NamedTuple):
 class Rule(eqx.Module):
     """Statistics s of one element of q, `of(q, row)` at unconstrained coordinates (d,), and nodes
     with their means E[s], `by(q)`: E_q[g(z)] = sum_p w_p g(z_p) for g affine in s, which has to be
-    proved of g (`conjugacy.affine_in`).
+    proved of g (`Family.is_affine`).
     """
 
     q: "Family"
@@ -62,6 +64,8 @@ class Rule(eqx.Module):
 
 class Family(eqx.Module):
     """q of one block of mean field. `batch`: the shape of its independent elements."""
+
+    is_discrete: ClassVar[bool] = False
 
     sites: tuple[str, ...] = eqx.field(static=True)
     batch: tuple[int, ...] = eqx.field(static=True)
@@ -135,6 +139,10 @@ class Family(eqx.Module):
     def random_values(self, key) -> Values:
         """Values far apart, anywhere in the support."""
         return self.at(self.free(key, 1.0))
+
+    def is_affine(self, function: Callable, statistics_of: Callable, key) -> Array:
+        """(terms,): whether function(values), (terms,), is affine in statistics of q's sites."""
+        return affine_in(function, self, statistics_of, key)
 
     def moment_rules(self) -> tuple[Rule, ...]:
         """Rules for means and variances that exist, to be tried in turn. Not under `jit`."""

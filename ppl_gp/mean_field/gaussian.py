@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array, Float
 
+from ppl_gp.mean_field.affinity import quadratic_in
 from ppl_gp.mean_field.family import Family, Nodes, Rule, Values, by_element, lower, symmetric
 from ppl_gp.numerics.linalg import inverse, log_det, root
 
@@ -47,6 +48,10 @@ class Gaussian(Family):
         precision = -2.0 * symmetric(by_covariance)
         linear = by_mean + jnp.einsum("...ij,...j->...i", precision, mean)
         return self.at_eta((linear, precision))
+
+    def is_affine(self, function, statistics_of, key):
+        """As quadratic in the values, whose statistics these are."""
+        return quadratic_in(lambda values: list(function(values)), self, key)
 
     def entropy(self):
         """(D (1 + log 2 pi) - log |P|) / 2."""

@@ -1,18 +1,15 @@
 """The model's log joint, one term a site, as a function of the values of its latent sites."""
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
-from numpyro.distributions.distribution import validation_enabled
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.mean_field.family import Values
-from ppl_gp.reading.roles import is_missing_part, is_observed, roles
+from ppl_gp.reading.roles import is_missing_part, is_observed, roles, scored
 from ppl_gp.reading.tracing import bare_trace
 
 LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
@@ -65,27 +62,6 @@ class LogJoint(NamedTuple):
             return scored(site, by_entry=True)
         eta, y, total = logistic(site)
         return (y - 0.5 * total) * eta - 0.1 * total * eta**2
-
-
-def scored(site: dict, by_entry: bool = False) -> Array:
-    """A site's log density with masks and scale; `by_entry`: before `to_event` sums its entries."""
-    fn, scale = site["fn"], site["scale"]
-    with _inside(site):
-        if by_entry and isinstance(fn, dist.Independent):
-            if scale is not None:
-                scale = jnp.expand_dims(scale, tuple(range(-fn.reinterpreted_batch_ndims, 0)))
-            fn = fn.base_dist
-        log_prob = fn.log_prob(site["value"])
-    return log_prob if scale is None else scale * log_prob
-
-
-def _inside(site: dict):
-    """Where a latent's density is computed: without NumPyro's question whether the value is in its
-    support, where that is the same set whatever the parameters, as families have no others. It
-    costs eigenvalues of a Wishart site, and looks like a density that decides by its values.
-    """
-    known = not is_observed(site) and not jax.tree.leaves(site["fn"].support)
-    return validation_enabled(False) if known else nullcontext()
 
 
 class Logistic(NamedTuple):

@@ -21,10 +21,10 @@ from ppl_gp.mean_field.conjugacy import coupled_rows, not_affine, random_values
 from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.gaussian import Gaussian
-from ppl_gp.mean_field.log_joint import LogJoint, is_logistic, scored
+from ppl_gp.mean_field.log_joint import LogJoint, is_logistic
 from ppl_gp.mean_field.sweep import Term, require_few_nodes
 from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.roles import is_observed
+from ppl_gp.reading.roles import is_observed, scored
 from ppl_gp.reading.tracing import bare_trace
 
 

@@ -3,10 +3,14 @@ site says of each datum: where its axis of the data is, and sums of all other ax
 """
 
 import math
+from contextlib import nullcontext
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jaxtyping import Array
+from numpyro.distributions.distribution import validation_enabled
 
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import GP, bare, hidden_axes, mask_of, unwrap
@@ -126,6 +130,27 @@ def require_no_subsampling(trace: dict, method: str) -> None:
             f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data "
             "in every step; leave subsample_size out, or fit by SVGP()."
         )
+
+
+def scored(site: dict, by_entry: bool = False) -> Array:
+    """A site's log density with masks and scale; `by_entry`: before `to_event` sums its entries."""
+    fn, scale = site["fn"], site["scale"]
+    with _inside(site):
+        if by_entry and isinstance(fn, dist.Independent):
+            if scale is not None:
+                scale = jnp.expand_dims(scale, tuple(range(-fn.reinterpreted_batch_ndims, 0)))
+            fn = fn.base_dist
+        log_prob = fn.log_prob(site["value"])
+    return log_prob if scale is None else scale * log_prob
+
+
+def _inside(site: dict):
+    """Where a latent's density is computed: without NumPyro's question whether the value is in its
+    support, where that is the same set whatever the parameters, as families have no others. It
+    costs eigenvalues of a Wishart site, and looks like a density that decides by its values.
+    """
+    known = not is_observed(site) and not jax.tree.leaves(site["fn"].support)
+    return validation_enabled(False) if known else nullcontext()
 
 
 def log_prob_per_datum(site):

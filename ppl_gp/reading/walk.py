@@ -130,6 +130,7 @@ class Walk:
         return self.follow(closed.jaxpr, [self.rules.constant(c) for c in closed.consts], given)
 
     def step(self, equation, into: list, wanted: Sequence[bool] | None = None) -> list:
+        """What the rules say of the values that one equation gives."""
         own = {"scan": self._scan, "while": self._while, "cond": self._cond}
         own["custom_linear_solve"] = self._linear_solve
         name, inner = equation.primitive.name, called(equation)

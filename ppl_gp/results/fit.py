@@ -14,7 +14,6 @@ from numpyro.distributions import Distribution
 
 from ppl_gp.errors import DataError, FitError, ModelError, Result
 from ppl_gp.kept import FromPseudo
-from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.reading.arguments import argument_names, argument_of
 from ppl_gp.reading.reading import require_unchanged
 from ppl_gp.reading.refusals import of_the_model
@@ -183,7 +182,7 @@ class Fit(Record):
             raise ModelError(
                 f"factors: {type(self.method).__name__} does not factorise; MeanField() does."
             )
-        discrete_first = sorted(self.blocks, key=lambda q: not isinstance(q, Discrete))
+        discrete_first = sorted(self.blocks, key=lambda q: not q.is_discrete)
         return [list(q.sites) for q in discrete_first]
 
     @functools.cached_property

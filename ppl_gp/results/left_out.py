@@ -13,13 +13,12 @@ from ppl_gp.gp import GP
 from ppl_gp.kept import BehindSites, FromFunctions, FromInducing, FromPseudo
 from ppl_gp.local.condition import condition, prediction_root
 from ppl_gp.local.natural import MinusRankOne
-from ppl_gp.mean_field.log_joint import scored
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import as_blocks
 from ppl_gp.quick import full_jit, zeros_of
 from ppl_gp.reading.factors import is_concave, read
 from ppl_gp.reading.predictor.prior import covariance_of
-from ppl_gp.reading.roles import is_observed
+from ppl_gp.reading.roles import is_observed, scored
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.cubature import NODES, SEVERAL_NODES, Effort, log_expectation
 from ppl_gp.results.integrals.several import log_density_per_datum, log_expectation_over

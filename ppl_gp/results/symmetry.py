@@ -20,9 +20,9 @@ from jax import random
 from numpyro.distributions import biject_to, constraints
 
 from ppl_gp.gp import unwrap
-from ppl_gp.mean_field.log_joint import LogJoint, scored
 from ppl_gp.quick import quick_jit
-from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed, subsampling
+from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed, scored, subsampling
+from ppl_gp.reading.tracing import bare_trace
 from ppl_gp.results.query.layout import outcomes
 from ppl_gp.results.record import Record, first_trace
 
@@ -77,16 +77,16 @@ def symmetries(fit: Record) -> tuple[Symmetry, ...]:
     sampled = (k for k, site in trace.items() if site["type"] == "sample")
     terms = tuple(k for k in sampled if not is_missing_part(k, trace))
     latents = tuple(k for k in terms if not is_observed(trace[k]))
-    joint = LogJoint(fit.model, fit.args, fit.kwargs, latents, terms)
+    declared = fit.model, fit.args, fit.kwargs
     params = {k: v for k, v in known.items() if k not in latents}
     values = [{**params, **_values(trace, latents, i)} for i in range(len(_SPREADS))]
-    before = [_terms(joint, v) for v in values]
+    before = [_terms(declared, terms, v) for v in values]
 
     def invariant(parts: tuple[_Part, ...], size: int) -> bool:
         turns = {tuple(np.roll(np.arange(size), 1)), (1, 0, *range(2, size))}  # generate all orders
         for order in turns:
             for v, (sums, sizes) in zip(values, before, strict=True):
-                after, _ = _terms(joint, _moved(v, parts, np.asarray(order)))
+                after, _ = _terms(declared, terms, _moved(v, parts, np.asarray(order)))
                 if not bool(jnp.all(jnp.abs(after - sums) <= _TOLERANCE * (1.0 + sizes))):
                     return False  # of infinite terms too, which show nothing
         return True
@@ -171,8 +171,8 @@ def _moved(values: dict, parts, order: np.ndarray) -> dict:
 
 
 @quick_jit
-def _terms(joint: LogJoint, values: dict):
+def _terms(declared: tuple, terms: tuple[str, ...], values: dict):
     """(terms,) each site's log density, and the sum of its entries' sizes."""
-    trace = joint.trace(values)
-    terms = [scored(trace[k]) for k in joint.terms]
-    return (jnp.stack([jnp.sum(x) for x in terms]), jnp.stack([jnp.sum(jnp.abs(x)) for x in terms]))
+    trace = bare_trace(*declared, values, values)
+    found = [scored(trace[k]) for k in terms]
+    return (jnp.stack([jnp.sum(x) for x in found]), jnp.stack([jnp.sum(jnp.abs(x)) for x in found]))

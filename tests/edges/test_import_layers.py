@@ -134,6 +134,16 @@ def test_imports_go_one_way(source):
     assert not above, f"{path.name} (layer {layer}) imports {above}"
 
 
+def test_results_see_of_mean_field_its_protocol(source):
+    path, tree = source
+    if (
+        not {"results", "infer"} & set(parts(path)) or path.name == "likelihood.py"
+    ):  # a check asks it
+        return
+    seen = {module for module, *_ in imported(tree) if "mean_field" in module}
+    assert seen <= {"ppl_gp.mean_field.family"}
+
+
 def test_every_layer_is_there():
     for layer in LAYERS:
         path = ROOT.joinpath(*layer.split("."))

@@ -15,9 +15,10 @@ from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field import conjugacy
 from ppl_gp.mean_field.choose import paired, single
 from ppl_gp.mean_field.conjugacy import num_values
-from ppl_gp.mean_field.log_joint import log_joint_of, scored
+from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.reading.dependence import decides
 from ppl_gp.reading.reading import declare
+from ppl_gp.reading.roles import scored
 
 RNG = np.random.default_rng(6)
 FIRST = np.arange(12) < 6

@@ -1,8 +1,10 @@
 """Generated models of several parts at random: every answer is that of a second route, also at as
 many rows as some size.
 
-As `test_properties_slow.py`, which has each part by itself.
+As `test_properties_slow.py`, which has each part by itself. `make models` takes more of them.
 """
+
+import os
 
 import pytest
 from generated_properties import (  # noqa: F401
@@ -20,7 +22,10 @@ from test_properties_slow import PARTS
 
 pytestmark = pytest.mark.slow
 
-SPECS = in_turn(random_specs(60))
+_NUM, _SEED = (
+    int(os.environ.get(k, x)) for k, x in {"PPL_GP_MODELS": 60, "PPL_GP_SEED": 0}.items()
+)
+SPECS = in_turn(random_specs(_NUM, _SEED))
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=str)

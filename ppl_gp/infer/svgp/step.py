@@ -64,6 +64,7 @@ class Reached(NamedTuple):
 
 
 def begin(problem: Problem, free, variational: Variational) -> State:
+    """The state before the first step."""
     trained, _ = eqx.partition((free, variational), is_trained(problem, free, variational))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     target = {k: q for k, q in variational.q.items() if isinstance(q, NaturalGaussian)}

@@ -110,6 +110,7 @@ def printed(*tables: Table) -> str:
 
 
 def as_html(rows: Sequence[Row], reference: str | None, caption: str) -> str:
+    """The table as notebooks show it, a column a method."""
     head = "".join(f"<th>{html.escape(str(row['method']))}</th>" for row in rows)
     body = "".join(
         f"<tr><th>{html.escape(line.label)}</th>"

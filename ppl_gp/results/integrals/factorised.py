@@ -33,10 +33,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.draws import Moments
 from ppl_gp.errors import warn
-from ppl_gp.mean_field.conjugacy import affine_in, quadratic_in
-from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.mean_field.family import Family, Rule, Values
-from ppl_gp.mean_field.gaussian import Gaussian
 from ppl_gp.quick import full_jit, quick_jit, zeros_of
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
@@ -59,7 +56,7 @@ def integrated_log_density(
     For each row and labels a gradient of the row's density at the nodes of each block.
     """
     seen, is_all = blocks_of(query, blocks)
-    discrete = any(isinstance(q, Discrete) for q in seen)
+    discrete = any(q.is_discrete for q in seen)
     if not is_all or discrete or not query.model.reading.grows:
         return None
     if labels is None and query.layout.local_latents:
@@ -300,7 +297,7 @@ def _proved_rules(query: Query, blocks, labels) -> tuple[Rule, ...] | None:
     """A rule of each block that the moments of y are computed from."""
     found = []
     for q in _seen(query, blocks, labels):
-        if isinstance(q, Discrete):
+        if q.is_discrete:
             return None
         proved = (r for r in q.moment_rules() if jnp.all(_is_affine(query, blocks, r, labels)))
         if (rule := next(proved, None)) is None:
@@ -333,9 +330,7 @@ def _is_affine(query: Query, blocks, rule: Rule, labels):
         def combined(own: Values):
             return signs @ (_entries(query, {**around, **own}, labels) / size)
 
-        if isinstance(rule.q, Gaussian):
-            return quadratic_in(lambda own: list(combined(own)), rule.q, key)
-        return affine_in(combined, rule.q, rule.statistics, key)
+        return rule.q.is_affine(combined, rule.statistics, key)
 
     return lax.map(in_surroundings, random.split(random.key(9), _SURROUNDINGS))
 

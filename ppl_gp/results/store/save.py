@@ -32,10 +32,7 @@ from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.mean_field.discrete import Dirichlet, Discrete
-from ppl_gp.mean_field.gaussian import Gaussian
-from ppl_gp.mean_field.paired import NormalGamma, NormalWishart
-from ppl_gp.mean_field.positive import Gamma, Wishart
+from ppl_gp.mean_field.family import Family
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.reading.arguments import Leaves, argument_names, argument_of, optional_arguments
 from ppl_gp.reading.fingerprint import reads
@@ -181,10 +178,9 @@ def _has_parts(x) -> bool:
 
 
 # The classes that files name, with their subclasses in this package, and no others.
-_FACTORS = (Gaussian, Gamma, Wishart, Dirichlet, Discrete, NormalGamma, NormalWishart)
 _LOCAL = (MLPEncoder, Encoded, Around, Forgotten)
 _MODEL = (Reading, Plan, Observed, Skeleton, Names, ArrayNames)
-_STORABLE = (Draws, Kept, PseudoLikelihood, InducingVariables, Arrow, *_FACTORS, *_LOCAL, *_MODEL)
+_STORABLE = (Draws, Kept, PseudoLikelihood, InducingVariables, Arrow, Family, *_LOCAL, *_MODEL)
 _MARK = "$"  # begins the keys that stand for what JSON has no word for
 _ARRAY, _TUPLE, _MODULE, _SHAPE, _TREE = "$array", "$tuple", "$module", "$shape", "$tree"
 
