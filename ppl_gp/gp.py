@@ -58,12 +58,12 @@ def hidden_axes(fn: dist.Distribution) -> int:
 def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
     """Which entries count, by every mask; broadcasts against the batch shape of `bare(fn)`."""
     mask = jnp.ones((), bool)
-    while fn is not unwrap(fn):
+    while isinstance(fn, _WRAPPERS):
         if isinstance(fn, dist.MaskedDistribution):
             mask = mask & fn._mask
         if isinstance(fn, dist.Independent) and mask.ndim:
             mask = mask.reshape(mask.shape + (1,) * fn.reinterpreted_batch_ndims)
-        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue]
+        fn = fn.base_dist
     return mask
 
 
@@ -210,7 +210,7 @@ class Whiten(Reparam):
         if not isinstance(gp, GP):
             raise DataError(f"Whiten() is for GP sites; site '{name}' is a {type(gp).__name__}.")
         base = dist.Normal(jnp.zeros((), gp.X.dtype), 1.0).expand(fn.shape()).to_event(fn.event_dim)
-        while fn is not gp:
+        while isinstance(fn, _WRAPPERS):
             base = base.mask(fn._mask) if isinstance(fn, dist.MaskedDistribution) else base
             fn = fn.base_dist
         return None, gp.unwhiten(numpyro.sample(f"{name}_base", base))

@@ -58,8 +58,8 @@ class Kept(eqx.Module):
         """R, where a datum sees R functions that are correlated given the data; else 0."""
         return 0
 
-    def draw(self, s) -> "Kept":
-        """Entry s, without the leading axis."""
+    def draw(self, s):
+        """Entry s, of the same kind, without the leading axis."""
         return jax.tree.map(lambda x: x[s], self)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
+from jax import core, random
 
 from ppl_gp.errors import DataError
 from ppl_gp.reading.fingerprint import digest
@@ -27,7 +27,7 @@ def as_key(rng_key, call: str):
 
     Every public call that takes a key passes it through here. Raises `DataError`.
     """
-    if isinstance(rng_key, Integral):
+    if issubclass(type(rng_key), Integral):
         with suppress(OverflowError):
             return random.key(int(rng_key))
     dtype, default = getattr(rng_key, "dtype", None), random.key(0)
@@ -54,7 +54,7 @@ def require_known(config: object) -> None:
     for f in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
         value = getattr(config, f.name)
         require_known(value)
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(value)):
+        if any(isinstance(x, core.Tracer) for x in jax.tree.leaves(value)):
             raise DataError(
                 f"{type(config).__name__}({f.name}=...) has a value that jax.jit, jax.vmap or "
                 "jax.grad traces, and fit needs numbers: call it outside of them. Inside of them, "

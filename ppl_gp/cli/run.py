@@ -201,7 +201,7 @@ class Recorder:
     def sentences(self) -> list[str]:
         """A verdict per method; draws that have not mixed are no reference to judge others by."""
         c, unknown = self.comparison, {"mean_distance": None, "log_density_gap": None}
-        reference = c.fits.get(c.reference_name)
+        reference = c.fits.get(c.reference_name or "")
         mixed = reference is not None and reference.result is Result.converged
         rows = c.table if mixed else [{**row, **unknown} for row in c.table]
         return [verdict(row, c.reference_name, c.reference_error) for row in rows]

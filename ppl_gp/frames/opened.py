@@ -150,7 +150,7 @@ def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:
             found = found.select(*wanted)
         elif wanted and wanted[1:] and set(wanted) <= set(getattr(value, "index", ())):
             raise DataError(f"{path} is one row, a Series; give a frame, frame.iloc[[0]].")
-        columns = list(found.iter_columns()) if is_frame else [found]
+        columns = list(found.iter_columns()) if isinstance(found, nw.DataFrame) else [found]
     except nw.exceptions.DuplicateError as error:
         raise DataError(f"{path} has columns of one name: {error}; rename them.") from error
     if not columns:

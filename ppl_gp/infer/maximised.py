@@ -284,12 +284,13 @@ def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str
     those a datum depends on more functions (`integrable`); also others that add none.
     """
     plan = lambda only: getattr(collapse(source, args, kwargs, only=only), "plan", None)  # noqa: E731
-    found = plan(sites)
-    for site in others if found else ():
+    if not (found := plan(sites)):
+        return ()
+    for site in others:
         more = plan({*found.sites, site})
         if more and {*more.sites} > {*found.sites} and more.functions == found.functions:
             found = more
-    return found.sites if found else ()
+    return found.sites
 
 
 def _is_floating(tree) -> bool:

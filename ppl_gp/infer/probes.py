@@ -164,7 +164,7 @@ def _require_numbers(again, trace: dict, known: dict, names: list[str], free) ->
 
     One point alone proves nothing: under a wide prior a rate may overflow at a draw. O(N).
     """
-    found, bad = roles(trace), dict.fromkeys(names, True)
+    found, bad = roles(trace), dict.fromkeys(names, np.True_)
     known = known | {k: trace[k]["value"] for k in found.hyper if cannot_be_drawn(trace[k])}
     at = trace if free is None else again(_plain_values(trace) | known)
     means = {k: at[k]["value"] for k in found.gps}

@@ -138,7 +138,7 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
         (bound, stats["log_evidence_se"]), _ = unless_stopped(summed, (None, None))
     is_mode = isinstance(guide, autoguide.AutoLaplaceApproximation) and _is_bound(method.loss)
     if result is Result.completed and num <= _MOST_LATENTS and (is_mode or bound is not None):
-        judge = _of_mode if is_mode else functools.partial(_judged, method, bound)
+        judge = _of_mode if is_mode or bound is None else functools.partial(_judged, method, bound)
         given = svi.guide, params, key_bound, Space(model, names, args, kwargs, {})
         stats |= unless_stopped(functools.partial(judge, *given), {})[0]
     if result is Result.completed and "pareto_k" not in stats:

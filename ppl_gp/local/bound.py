@@ -93,7 +93,7 @@ def _weight(site, shape, dtype):
     return jnp.ones(shape, dtype) * mask_of(fn) * scale
 
 
-def lam(xi):
+def lam(xi: Array) -> Array:
     """lambda(xi) = tanh(xi / 2) / (4 xi) (PRML 10.141), 1/8 at zero."""
     safe = jnp.where(xi > 1e-4, xi, 1.0)
     return jnp.where(xi > 1e-4, jnp.tanh(0.5 * safe) / (4.0 * safe), 0.125 - xi**2 / 96.0)

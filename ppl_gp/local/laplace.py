@@ -222,7 +222,7 @@ def _search(s: _State, df, dalpha, mean, log_lik, slope):
 
     trials = jnp.asarray(_TRIALS, df.dtype)
     here, values = psi(jnp.zeros((), df.dtype)), jax.vmap(psi)(trials)
-    values = jnp.where(jnp.isfinite(values), values, -jnp.inf)
+    values: Array = jnp.where(jnp.isfinite(values), values, -jnp.inf)
     rounding = 10 * jnp.finfo(df.dtype).eps * (1.0 + jnp.abs(here)) * df.size**0.5
     full = values[0] >= here + 0.1 * slope - rounding
     best = jnp.argmax(values)

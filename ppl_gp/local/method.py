@@ -152,7 +152,7 @@ def _has_digits(K: Covariance, mean, solution: Solution) -> Bool[Array, ""]:
     return sound | (solution.code != Result.converged.code)
 
 
-def has_digits(K: Covariance | None, q, sites: PseudoLikelihood, delta=0.0) -> Bool[Array, ""]:
+def has_digits(K: Covariance | None, q, sites: PseudoLikelihood, delta) -> Bool[Array, ""]:
     """Whether a mean K alpha is known well enough: to about eps max(K) |alpha|_1, and eps `delta`
     more; of columns alone, to the latter. Sites of precision T lose N T times its square, nats,
     times `_SPREAD`.
@@ -209,7 +209,7 @@ def log_evidence(method: LocalMethod, factors: Factors, init: PseudoLikelihood |
         init = first_sites(method, factors)  # (R + 1) N^3 / 3 a step in place of (R N)^3 / 3
     problem = (covariance_of(prior), jnp.ravel(prior.mean), log_lik)
     value, solution = _log_evidence(problem, method, init)
-    return value + log_lik.shared(), solution
+    return jnp.add(value, log_lik.shared()), solution
 
 
 MEMORY = 5
@@ -289,7 +289,7 @@ def _propose(s: _State):
     return unravel(x + s.step * (jnp.where(usable, extrapolated, g) - x)), usable
 
 
-def _anderson(x, g, weight, points, targets, count):
+def _anderson(x, g: Array, weight, points, targets: Array, count):
     """argmin_c |W (r - sum_j c_j (r - r_j))|, r = g - x; the mixture of targets it gives."""
     r = g - x
     used = (jnp.arange(MEMORY) < count)[:, None]

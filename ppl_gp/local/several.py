@@ -167,7 +167,7 @@ def tilted_moments(
         wide = _wide(without)
         at = lambda node: joined(split(without.mean, R) + wide @ node)  # noqa: E731
         z = jnp.asarray(rule(R, nodes_of(R, num) // 4).z, wide.dtype)
-        heights = lax.map(lambda node: log_lik(at(node)), z, batch_size=_BATCH)
+        heights: Array = lax.map(lambda node: log_lik(at(node)), z, batch_size=_BATCH)
         best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
         there = split(without.mean, R) + rows_times(wide, z[best])
         starts = jnp.stack([without.mean, joined(there)])
@@ -205,7 +205,7 @@ def _mode(log_lik, without: Cavity, power, start):
 
     def curvature(f):
         g, h = derivatives(log_lik, f, R)
-        bend = -power * front(jnp.where(jnp.isfinite(h), h, 0.0))
+        bend: Array = -power * front(jnp.where(jnp.isfinite(h), h, 0.0))
         enough = small.is_definite(0.75 * without.precision + bend)[:, None, None]
         H = without.precision + jnp.where(enough, bend, small.majorant(bend))
         return g, small.lower_inverse(small.lower_root(H))
@@ -217,7 +217,7 @@ def _mode(log_lik, without: Cavity, power, start):
         move = jnp.einsum("nia,nib,nb->na", half, half, slope)
         fractions = jnp.asarray((0.0, *_FRACTIONS), f.dtype)
         trials = jax.vmap(lambda t: f + joined(t * move))(fractions)
-        heights = jax.vmap(objective)(trials)
+        heights: Array = jax.vmap(objective)(trials)
         best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
         return f + joined(fractions[best][:, None] * move)
 

@@ -93,7 +93,7 @@ def matched_sites(
 
 
 def tilted_terms(
-    q: Marginals, without: Cavity, sites: PseudoLikelihood, log_z, power: float
+    q: Marginals, without: Cavity, sites: PseudoLikelihood, log_z: Array, power: float
 ) -> Float[Array, "N"]:
     """(1/power) [log int cavity p^power - log int cavity site^power] + log site at q's mean. As
     cavity site^power is a multiple of q, all but the first is their log ratio at q's mean.

@@ -60,7 +60,7 @@ def expected_log_lik(log_lik, mean, variance, num: int):
 def _rises(log_lik, mean, f, log_w):
     """Weights, which underflow where log p may be infinite; log p less that at the mean."""
     w = jnp.exp(log_w)
-    return w, jnp.where(w > 0, jax.vmap(log_lik)(f) - log_lik(mean), 0.0)
+    return w, jnp.where(w > 0, jnp.subtract(jax.vmap(log_lik)(f), log_lik(mean)), 0.0)
 
 
 def expectation_gap(log_lik, mean, variance, expected, nodes) -> Float[Array, "N"]:
@@ -140,7 +140,7 @@ class VI(LocalMethod):
         centre = (q.mean / q.variance - sites.nat1) / cavity
         proper = cavity > 1e-10 / q.variance
 
-        def move(m, nat2, slope, curve):
+        def move(m, nat2: Array, slope, curve):
             wanted = drop_rounding(-2.0 * curve, cavity)
             both = (nat2 > 0) & (wanted > 0)
             geometric = jnp.sqrt(jnp.where(both, nat2 * wanted, 1.0))

@@ -31,7 +31,7 @@ class CategoricalOver(dist.CategoricalProbs):
         self.values = tuple(values)
         super().__init__(probs, validate_args=validate_args)
 
-    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    @constraints.dependent_property(is_discrete=True, event_dim=0)  # pyright: ignore[reportArgumentType] of NumPyro's
     def support(self):
         """From the smallest value to the largest."""
         return constraints.integer_interval(min(self.values), max(self.values))
@@ -43,12 +43,12 @@ class CategoricalOver(dist.CategoricalProbs):
     def log_prob(self, value):
         """Of values; of what lies between them, -inf."""
         own = jnp.asarray(value)[..., None] == jnp.asarray(self.values)
-        return jnp.max(jnp.where(own, self.logits, -jnp.inf), -1)
+        return jnp.max(jnp.where(own, self.logits, -jnp.inf), -1)  # pyright: ignore[reportArgumentType] a property
 
     @property
     def mean(self):
         """sum_k probs_k values_k."""
-        return self.probs @ jnp.asarray(self.values, self.probs.dtype)
+        return self.probs @ jnp.asarray(self.values, jnp.result_type(self.probs))
 
     @property
     def variance(self):

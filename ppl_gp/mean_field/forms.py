@@ -58,8 +58,7 @@ def with_forms(structure: Structure, trace: dict) -> Structure:
             return term._replace(form=alone[term.site])
         pair = _pair([blocks[j] for j in term.blocks], local)
         axis = trace[term.site]["data_axis"]
-        rows = axis is not None and axis < 0 and term.site not in joint.bounded
-        if pair is None or not rows or not worth(*pair):
+        if axis is None or axis >= 0 or term.site in joint.bounded or not pair or not worth(*pair):
             return term
         return term._replace(form=sufficient(joint, term.site, axis, *pair))
 

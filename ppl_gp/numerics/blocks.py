@@ -36,7 +36,7 @@ def pulled_to(T: Float[Array, "..."], bar: Float[Array, "..."]) -> Float[Array, 
     return jax.vjp(as_blocks, T)[1](bar)[0]
 
 
-def _over(x, total):
+def _over(x: Array, total: Array):
     return jnp.where(total == 0, 0.0, x / jnp.where(total == 0, 1.0, total))
 
 
@@ -80,7 +80,7 @@ def roots(T: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..
     return jnp.moveaxis(S, 0, -1), jnp.moveaxis(lower_inverse(S), 0, -1)
 
 
-def split_by(S: Float[Array, "..."], G: Float[Array, "..."], r):
+def split_by(S: Float[Array, "..."], G: Float[Array, "..."], r: Array):
     """(w, rest) with r = S w + rest of `roots` (S, G), rest without weight: of numbers exactly zero
     where there is any, as it is multiplied by large ones.
     """
@@ -198,11 +198,11 @@ def majorant(A: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:
     return jnp.eye(A.shape[-1], dtype=A.dtype) * jnp.sum(jnp.abs(A), -1, keepdims=True)
 
 
-def _scale(A):
+def _scale(A: Array):
     return jnp.max(jnp.abs(jnp.diagonal(A, axis1=-2, axis2=-1)), -1)
 
 
-def _eliminated(A):
+def _eliminated(A: Array):
     """(L, what is left of A)."""
     least = _NONE * jnp.finfo(A.dtype).eps * _scale(A)
     columns, rest = [], A

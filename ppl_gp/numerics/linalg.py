@@ -158,7 +158,7 @@ def robust_factors(K: Float[Array, "*batch N N"], unit: ArrayLike) -> Float[Arra
 
 
 @robust_cholesky.defjvp
-def _robust_cholesky_jvp(primals, tangents):
+def _robust_cholesky_jvp(primals: tuple[Array, Array], tangents):
     L, added = robust_cholesky(*primals)
     power = added / jnp.where(added > 0, primals[1], 1.0)
     dadded = (power * tangents[1]).astype(added.dtype)

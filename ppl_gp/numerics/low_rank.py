@@ -145,7 +145,7 @@ class OneAndOthers(eqx.Module):
         arrow = Arrow(block, cross, self._summed(scaled * self.weight), self.start)
         return arrow.plus_diagonal(1.0).factored()
 
-    def variance(self, gram: ArrowGram, like):
+    def variance(self, gram, like):
         G = gram.inverse
         across = jnp.sum(G.across[self.index] * self.others, 1)
         block = jnp.sum((self.others @ G.block) * self.others, 1)

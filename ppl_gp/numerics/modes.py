@@ -88,7 +88,7 @@ def tilted_mode(
     sd = jnp.sqrt(variance)
 
     def scale_from(h):
-        total = 1.0 / variance - power * h
+        total: Array = 1.0 / variance - power * h
         bent = jnp.isfinite(total) & (total > 0.25 / variance)
         return 1.0 / jnp.sqrt(jnp.where(bent, total, 1.0 / variance))
 
@@ -116,7 +116,7 @@ def tilted_mode(
     return end.f, end.scale
 
 
-def densest_point(log_lik: Callable, mode, scale, variance, power=1.0):
+def densest_point(log_lik: Callable, mode: Array, scale: Array, variance, power=1.0):
     """(centre, scale) of the nodes: the mode, or the edge of the likelihood that lies within `EDGE`
     scales of it.
 
@@ -136,7 +136,7 @@ def densest_point(log_lik: Callable, mode, scale, variance, power=1.0):
     _, edge = lax.fori_loop(0, EDGE_BISECTIONS, halve, (jnp.broadcast_to(mode, end.shape), end))
     distance = jnp.where(edge == end, jnp.inf, jnp.abs(edge - mode))
     left = distance[0] < distance[1]
-    centre = jnp.where(left, edge[0], edge[1])
+    centre: Array = jnp.where(left, edge[0], edge[1])
     g, h = derivatives(log_lik, centre)
     width = 1.0 / jnp.sqrt(1.0 / variance + (power * g) ** 2 + power * jnp.abs(h))
     found = jnp.isfinite(jnp.min(distance, 0)) & jnp.isfinite(width) & (width > 0)
@@ -195,8 +195,8 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
             return k + 1, scan, centres_with(centres, k, at, scale, a_mode)
         j = jnp.argmax(scan.gap, 0)
         a_break = ~a_mode & (_row(scan.gap, j) > 0)
-        locate_break = lambda: _locate_break(log_lik, scan, j, mean, variance, power)  # noqa: E731
-        edge, width = lax.cond(jnp.any(a_break), locate_break, lambda: (at, scale))
+        at_break = lambda: _locate_break(log_lik, scan, j, mean, variance, power)  # noqa: E731
+        edge, width = map(jnp.asarray, lax.cond(jnp.any(a_break), at_break, lambda: (at, scale)))
         at, scale = jnp.where(a_break, edge, at), jnp.where(a_break, width, scale)
         resolved = jnp.sqrt(centres.scale**2 + (at - centres.at) ** 2)
         sharper = scale < 0.05 * jnp.min(jnp.where(centres.used, resolved, jnp.inf), 0)
@@ -218,7 +218,7 @@ def _scan(log_integrand, mean, variance, breaks) -> _Scan:
     grid = jnp.linspace(-TAIL, TAIL, SCAN, dtype=mean.dtype)[:, None]
     x = mean + jnp.sqrt(variance) * grid
     raw = jax.vmap(log_integrand)(x)
-    log_p = jnp.where(jnp.isnan(raw), -jnp.inf, raw)
+    log_p: Array = jnp.where(jnp.isnan(raw), -jnp.inf, raw)
     edge = jnp.full_like(log_p[:1], -jnp.inf)
     left, right = jnp.concatenate([edge, log_p[:-1]]), jnp.concatenate([log_p[1:], edge])
     # A parabola through three points tells the height of a peak far narrower than their distance.
@@ -253,7 +253,7 @@ def _breaks(log_p, log_normal, top):
 
 def _locate_mode(log_lik, scan: _Scan, i, known, mean, variance, power):
     inside = jnp.isfinite(_row(scan.log_p, i))
-    start = jnp.where(inside, _row(scan.x, i), mean)
+    start: Array = jnp.where(inside, _row(scan.x, i), mean)
     low = jnp.where(inside & (i > 0), _row(scan.x, i - 1), -jnp.inf)
     high = jnp.where(inside & (i < SCAN - 1), _row(scan.x, i + 1), jnp.inf)
     mode, scale = tilted_mode(log_lik, mean, variance, start, power, (low, high), known)
@@ -276,7 +276,7 @@ def _locate_break(log_lik, scan: _Scan, j, mean, variance, power):
         log_p = jnp.where(jnp.isnan(log_p), -jnp.inf, log_p)
         return jnp.maximum(log_p, scan.top - _FLOOR) - log_normal
 
-    def closer(state):
+    def closer(state: tuple[Array, ...]):
         middle, step, values, size, done = state
         half = jax.vmap(lambda k: value(middle + k * step))(jnp.array([-1.0, 0.0, 1.0], step.dtype))
         seven = jnp.stack([values[0], half[0], values[1], half[1], values[2], half[2], values[3]])

@@ -276,6 +276,6 @@ def log_integral_error(log_g: Callable, value, nodes, mean, variance) -> Float[A
     distance to that of `panel_nodes`; infinite where nothing was found. O(N Q).
     """
     f, log_w = panel_nodes(nodes, mean, variance)
-    terms = jax.vmap(log_g)(f) + log_w
+    terms: Array = jax.vmap(log_g)(f) + log_w
     finer = logsumexp(jnp.where(jnp.isnan(terms), -jnp.inf, terms), 0)
     return jnp.where(jnp.isfinite(value), SAFETY * jnp.abs(value - finer), jnp.inf)

@@ -85,6 +85,7 @@ class _Proof(Rules):
     # a custom derivative need not be the function's slope
     whole = frozenset({"custom_jvp_call", "custom_vjp_call"})
     most: Any
+    of: Callable[..., Any]  # (equation, into, depending) -> of one that the argument enters
     first: tuple[str, Any] | None = None  # operation that is not affine, and its source
 
     def either(self, values: Sequence):

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from ppl_gp.errors import DataError
@@ -38,7 +39,7 @@ def _observed(leaf):
 
 def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     """One argument of this name, as `as_arrays` has it. A memory map is checked as it is read."""
-    if isinstance(value, Mapping) and type(value) is dict:
+    if type(value) is dict:
         return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
     if lists and isinstance(value, list | tuple) and _is_rows(value):
         return _checked(name, value)
@@ -92,13 +93,13 @@ def _checked(name: str, value):
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")
     if jnp.issubdtype(array.dtype, jnp.integer):
-        ours = isinstance(array, jax.core.Tracer) or array.dtype == wide(array.dtype)
+        ours = isinstance(array, Tracer) or array.dtype == wide(array.dtype)
         array = array if ours else np.asarray(array)  # which jax.jit does not trace
         found = array.astype(wide(array.dtype))
         if not ours and np.any(found != array):
             raise DataError(f"{name} has integers beyond {found.dtype}; give .astype(float).")
         return jnp.asarray(found)
-    if isinstance(array, jax.core.Tracer):  # in `read`, whose values are not known
+    if isinstance(array, Tracer):  # in `read`, whose values are not known
         return array
     if jnp.issubdtype(array.dtype, jnp.floating) and not bool(np.all(np.isfinite(array))):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(array)))[0])

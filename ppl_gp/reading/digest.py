@@ -172,8 +172,8 @@ def state_of(value) -> dict:
 
 def attributes_of(value) -> dict:
     """Attributes of an instance, without those that a descriptor of its class caches there."""
-    cls, state = type(value), object.__getstate__(value)
-    fields, slots = state if isinstance(state, tuple) else (state, {})
+    cls, raw = type(value), object.__getstate__(value)
+    fields, slots = raw if isinstance(raw, tuple) else (raw if isinstance(raw, dict) else {}, {})
     if any(c.__module__.partition(".")[0] == "flax" for c in cls.__mro__):
         declared = getattr(cls, "__dataclass_fields__", {})  # without identifiers of the process
         fields = {n: x for n, x in (fields or {}).items() if n in declared}

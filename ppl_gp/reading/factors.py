@@ -90,7 +90,7 @@ class JointLogLikelihood(eqx.Module):
         return sites if self.keep is None else {k: self._masked(s) for k, s in sites.items()}
 
     def _masked(self, site: dict) -> dict:
-        if not is_observed(site) or site["data_axis"] is None:
+        if self.keep is None or not is_observed(site) or site["data_axis"] is None:
             return site
         mask, site = mask_of(site["fn"]), without_wrappers(site)
         shape = (-1,) + (1,) * (-1 - site["data_axis"])

@@ -44,7 +44,7 @@ class Keyed:
 
     def __init__(self, function: Callable):
         functools.update_wrapper(self, function)
-        reader = _walk(function)
+        self.__wrapped__, reader = function, _walk(function)
         self._reads, self._held, self._own = reader.entries, reader.held, frozenset()
         self._digest = _digest(reader.entries)
 

@@ -293,7 +293,7 @@ def is_entry_by_entry(function: Callable, x) -> bool:
     closed, labels = jax.make_jaxpr(function)(x), LabelRules()
     given = labels.argument(jnp.shape(x), free=True)
     (out,) = map(labels.entered, Walk(labels).closed(closed, [given]))
-    own = [labels.group(a) for a in given.axes]
+    own = [labels.group(a) for a in given.axes if a is not None]
     there = [None if a is None else labels.group(a) for a in out.axes[len(out.axes) - len(own) :]]
     meets = len(own) == len(there) and len(set(own)) == len(own)  # not x + x.T
     meets &= all(n == 1 or a == b for n, a, b in zip(jnp.shape(x), own, there, strict=False))

@@ -11,7 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import random
+from jax import core, random
 from numpyro import handlers
 from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
@@ -48,7 +48,7 @@ def of_the_model(function: Callable) -> Callable:
     @functools.wraps(function)
     def told(*args, **kwargs):
         leaves = jax.tree.leaves((args, kwargs))
-        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        if any(isinstance(x, core.Tracer) for x in leaves):
             raise DataError(
                 f"{function.__name__} was given an array that jax.jit, jax.vmap or jax.grad "
                 "traces: call it outside of them, as it compiles its own work. Inside of them a "
@@ -262,15 +262,14 @@ def require_drawn(model, leaves: Leaves) -> None:
             "handlers.block around the model hides sites that are drawn: a fit would hold each at "
             "one random value. Take the block off, and hold sites by hyper=Fixed({...})."
         )
-    around = [h for h in _handlers(model) if isinstance(h, kinds[:2])]
-    is_replay = lambda h: isinstance(h, handlers.replay)  # noqa: E731
-    named = frozenset().union(*(h.trace if is_replay(h) else h.data or () for h in around))
-    every = any(getattr(h, "substitute_fn", None) is not None for h in around)
+    held = [h for h in _handlers(model) if isinstance(h, kinds[:2])]
+    named = {k for h in held for k in (h.trace if isinstance(h, handlers.replay) else h.data or ())}
+    every = any(getattr(h, "substitute_fn", None) is not None for h in held)
     # a scope around a handler puts its own name before the site's
     found = [k for k in given if every or k.split("/")[-1] in named]
     if found:
         raise ModelError(
-            f"sites {found} have their values from handlers.{type(around[0]).__name__} around the "
+            f"sites {found} have their values from handlers.{type(held[0]).__name__} around the "
             "model, and are random all the same: what is inferred of them would be ignored. Hold "
             "them by hyper=Fixed({...}), or make data of them by handlers.condition."
         )

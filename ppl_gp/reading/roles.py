@@ -140,7 +140,7 @@ def scored(site: dict, by_entry: bool = False) -> Array:
             if scale is not None:
                 scale = jnp.expand_dims(scale, tuple(range(-fn.reinterpreted_batch_ndims, 0)))
             fn = fn.base_dist
-        log_prob = fn.log_prob(site["value"])
+        log_prob: Array = fn.log_prob(site["value"])
     return log_prob if scale is None else scale * log_prob
 
 

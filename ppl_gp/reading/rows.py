@@ -202,9 +202,10 @@ class _Reader:
             return None
         group = self.labels.group
         alike = {
-            p: group(self.given[p].axes[0])
+            p: group(a)
             for p, x in self.arrays.items()
             if x.shape[:1] == (num,) and argument_of(p) not in self.tables
+            if (a := self.given[p].axes[0]) is not None
         }
         inputs = {a for p, a in alike.items() if self._is_first(p)}
         own, found = group(row), []
@@ -230,7 +231,7 @@ class _Reader:
 
     def _longer(self, path: str, labels: Collection[int], more: int):
         x, axes = self.arrays[path], self.given[path].axes
-        grows = (self.labels.group(a) in labels for a in axes)
+        grows = (a is not None and self.labels.group(a) in labels for a in axes)
         shape = tuple(n + more * g for n, g in zip(x.shape, grows, strict=True))
         return jax.ShapeDtypeStruct(shape, x.dtype)
 

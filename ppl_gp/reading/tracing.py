@@ -87,10 +87,9 @@ def _prior_mean(site):
 
 def _settled(site, gamma: Any):
     """The draw of a gamma site, or its middle where it is vague."""
-    ratio = gamma.concentration / gamma.rate
+    ratio, is_vague = gamma.concentration / gamma.rate, gamma.concentration < _VAGUE
     middle = ratio if isinstance(gamma, dist.Gamma) else 1.0 / ratio
-    drawn = site["fn"](*site["args"], **site["kwargs"])
-    return jnp.where(gamma.concentration < _VAGUE, middle, drawn)
+    return jnp.where(is_vague, middle, site["fn"](*site["args"], **site["kwargs"]))
 
 
 @quick_jit
@@ -352,8 +351,8 @@ def parts_of(site: dict) -> tuple[list, list, list]:
     if isinstance(fn, GP):
         mean = jnp.broadcast_to(fn.mean, (*jnp.shape(fn.mean)[:-1], fn.X.shape[0]))
         return [fn.X, mean], [kernel_beside(fn)], []
-    terms, scale = _terms(bare(site["fn"]), site["value"]), site["scale"]
-    around = [mask_of(site["fn"])]
+    terms: jax.Array = _terms(bare(site["fn"]), site["value"])
+    around, scale = [mask_of(site["fn"])], site["scale"]
     if scale is not None:
         around.append(jnp.reshape(scale, (*jnp.shape(scale), *[1] * hidden_axes(site["fn"]))))
     fitting = [x for x in around if _fits(x.shape, terms.shape)]

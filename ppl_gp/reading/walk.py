@@ -81,7 +81,7 @@ class Known:
     def __init__(self, make: Callable[[], Any]):
         self._make, self._value = make, None
 
-    def __call__(self):
+    def __call__(self) -> Any:
         if self._make is not None:
             self._value, self._make = self._make(), None
         return self._value
@@ -211,7 +211,7 @@ def called(equation):
     params = equation.params
     inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
     jaxpr = getattr(inner, "jaxpr", inner)
-    if not hasattr(jaxpr, "eqns"):
+    if jaxpr is None or not hasattr(jaxpr, "eqns"):
         return None
     # those of `lax.reduce` are two numbers
     inside, outside = ([shape_of(v) for v in x.invars] for x in (jaxpr, equation))

@@ -80,7 +80,7 @@ def _require_numbers(fit: Record, verb: str) -> None:
         )
 
 
-def summary(fit: Record) -> "pd.DataFrame":
+def summary(fit: "Fit") -> "pd.DataFrame":
     """Mean, standard deviation, 5 % and 95 % quantile of each hyperparameter and effect.
 
     Returns
@@ -104,7 +104,7 @@ def summary(fit: Record) -> "pd.DataFrame":
             ends = np.quantile(np.asarray(even[name]), _LEVELS, axis=0)
             rows |= _rows(name, "draws", mean, np.sqrt(variance), *ends)
     for name, q in fit.sites.items():
-        if isinstance(q, Distribution) and not q.support.is_discrete:
+        if isinstance(q, Distribution) and q.support is not None and not q.support.is_discrete:
             ends = _quantiles(q) + moved.get(name, 0.0)
             rows |= _rows(name, "marginal", q.mean, np.sqrt(q.variance), *ends)
     table = pd.DataFrame.from_dict(rows, orient="index")

@@ -49,7 +49,7 @@ def cavity_log_densities(
         trace_at = lambda f: run(model, args, kwargs, hyper, {site: f})  # noqa: E731
         log_lik = lambda f, weighed: log_density_per_datum(trace_at(f), weighed)  # noqa: E731
 
-        def score(moments, weighed=False):
+        def score(moments: Moments | JointMoments, weighed=False):
             if isinstance(moments, JointMoments):  # by cubature, or weighted draws above 3
                 log_p = lambda f: log_lik(f[site], weighed)  # noqa: E731
                 together, key = (tuple(range(len(moments.mean))),), random.key(4)
@@ -185,7 +185,7 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     root: Any = prediction_root(covariance_of(prior), sites)  # of one function
     R = root.sign * jnp.sum(root.W**2, 0) + root.diagonal
     share = sites.nat2 * v
-    variance = jnp.where(share > 0.5, v * sites.nat2 / R, v / (1.0 - share))
+    variance: jax.Array = jnp.where(share > 0.5, v * sites.nat2 / R, v / (1.0 - share))
     variance = jnp.where((variance >= 0) & jnp.isfinite(variance), variance, jnp.nan)
     return Moments(latent.mean - variance * latent.alpha, variance)
 
@@ -210,7 +210,7 @@ def cavity_of_inducing(prior: GP, kept: FromInducing, log_lik) -> tuple[Moments,
     slope, bend = jax.grad(expected, (0, 1))(mean, variance)
     s = jnp.maximum(variance - rest, 0.0)
     share = 1.0 + 2.0 * s * bend
-    left = jnp.where(share > 0, s / share, jnp.nan)
+    left: jax.Array = jnp.where(share > 0, s / share, jnp.nan)
     step = jnp.linalg.solve(jnp.eye(len(A)) - 2.0 * (A * bend) @ A.T, A)
     moved = jnp.abs((A @ slope - kept.mean) @ step) / jnp.sqrt(variance)
     off = jnp.maximum(moved, jnp.abs(jnp.sum(A * step, 0) - s) / variance)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, warn
-from ppl_gp.kept import FromInducing
+from ppl_gp.kept import BehindSites, FromInducing
 from ppl_gp.numerics.blocks import times
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import JointLogLikelihood
@@ -364,8 +364,8 @@ def _khat(fit: Record, site: str, num: int) -> np.ndarray:
     """
     given = fit.args, fit.kwargs
     hyper, f = posterior_draws(fit, random.key(0), DRAWS)
-    if fit.latent[site].has_sites:
-        pseudo, flat = fit.draws.at(0).kept[site].sites, jnp.reshape(f[site], (DRAWS, -1))
+    if isinstance(kept := fit.draws.at(0).kept[site], BehindSites):
+        pseudo, flat = kept.sites, jnp.reshape(f[site], (DRAWS, -1))
         squares = jnp.sum(flat.T * times(pseudo.nat2, flat.T), 0)
         log_sites = flat @ jnp.ravel(pseudo.nat1) - 0.5 * squares
     else:  # log q(u) - log p(u)

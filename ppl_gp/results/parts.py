@@ -24,7 +24,7 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.parts import Loadings, Weighted
-from ppl_gp.reading.predictor.prior import side_by_side, widest
+from ppl_gp.reading.predictor.prior import PredictorGP, side_by_side, widest
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record, prior_at
@@ -129,17 +129,16 @@ def _of_one(site: str, f: Moments, weight, offset):
 
 
 def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str, Moments]:
-    found, start = {}, 0
+    found, start, u = {}, 0, getattr(kept, "inducing", None)
     for k in sorted(there.parts):
         part: Any = there.parts[k]
         if isinstance(root, Unknowns):
             mean, variance = root.moments_of(part, start)
             start += part.num_unknowns
         else:
-            sparse = isinstance(kept, FromInducing)
-            C = kept.inducing.cross_of({k: part}) if sparse else train.parts[k].cross(part)
-            prior = part.diag() + diagonal_of(part.jitter())
-            mean, variance = _given_data(kept, root, C, prior)
+            sparse = isinstance(u, PartsVariables)
+            C = u.cross_of({k: part}) if sparse else train.parts[k].cross(part)
+            mean, variance = _given_data(kept, root, C, part.diag() + diagonal_of(part.jitter()))
         functions = part.mean.shape if len(part.mean) > 1 else part.mean.shape[1:]
         mean, variance = jnp.ravel(part.mean) + mean, jnp.maximum(variance, 0.0)
         found[k] = Moments(jnp.reshape(mean, functions), jnp.reshape(variance, functions))
@@ -175,17 +174,15 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
 
     def one(draw: Draws):
         kept: Any = draw.kept[name]
-        prior = prior_at(model, name, draw.known, args, kwargs)
+        prior: PredictorGP = prior_at(model, name, draw.known, args, kwargs)
         train, root = prior.kernel.at(prior.X), kept.root(prior)
-        found = {}
+        found, u = {}, getattr(kept, "inducing", None)
         for k, (mean, loads) in prior.behind.effects().items():
             if isinstance(root, Unknowns):
                 centred, variance = root.moments(side_by_side(loads, widest(train.parts)))
             else:
-                if isinstance(kept, FromInducing):
-                    C = kept.inducing.cross_of_effects(loads)
-                else:  # Cov[eta, site]; tables have columns
-                    C = sum(train.parts[j].cross(D) for j, D in loads.items())
+                dense = (train.parts[j].cross(D) for j, D in loads.items())  # tables have columns
+                C = u.cross_of_effects(loads) if isinstance(u, PartsVariables) else sum(dense)
                 prior_variance = sum(D.diag() for D in loads.values())
                 centred, variance = _given_data(kept, root, C, prior_variance)
             variance = jnp.reshape(jnp.maximum(variance, 0.0), mean.shape)

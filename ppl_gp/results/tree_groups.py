@@ -171,7 +171,7 @@ def datasets(
         for group, values in groups.items():
             density, draws = group in ("log_likelihood", "log_prior"), [] if group in DATA else None
             found[group] = arviz_base.dict_to_dataset(
-                values, coords=coords, dims=dims, sample_dims=draws, skip_event_dims=density
+                values, coords=coords, dims={**dims}, sample_dims=draws, skip_event_dims=density
             )
             for variable in [k for k in named if k in values and any(named[k].levels)]:
                 found[group][variable].attrs["levels"] = _told(named[variable])
@@ -199,8 +199,8 @@ def _coordinates(parts: tuple[Part, ...], option: str, shared: Mapping, given: M
                 f"to_datatree({option}={{{name!r}: {len(labels)} labels}}): the tree's dimensions "
                 f"are {sizes}."
             )
-    fitting = {d: x for d, x in (found | shared).items() if sizes.get(d) == len(x)}
-    return fitting | given
+    fitting = {d: x for d, x in {**found, **shared}.items() if sizes.get(d) == len(x)}
+    return {**fitting, **given}
 
 
 def _told(names: ArrayNames) -> list[str] | str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
@@ -56,7 +57,7 @@ class Batch(NamedTuple):
 
     args: tuple
     kwargs: dict
-    weights: Float[Array, "B"]
+    weights: Float[Array, "B"] | np.ndarray  # which it is on the host
     key: Any
     given: dict = {}
     rows: Any = None

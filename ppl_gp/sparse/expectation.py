@@ -162,7 +162,7 @@ def expectation_error(
 
     f, log_w = likelihood_nodes(one, m[0], _positive(flatten(variance)[0][0]), num=FINE, tilt=1.0)
     w = jnp.exp(log_w)
-    return coarse - jnp.sum(jnp.where(w > 0, w * jax.vmap(one)(f), 0.0), 0)
+    return coarse - jnp.sum(jnp.where(w > 0, jnp.multiply(w, jax.vmap(one)(f)), 0.0), 0)
 
 
 OWN_NODES = 96  # of the integral over one effect

@@ -270,18 +270,18 @@ def weakly_known(trace: dict, hyper: dict, sds: dict, scales: frozenset) -> str 
     """What to say of a positive hyperparameter whose posterior is wide compared with its distance
     from the lower end of its support; `sds`: of the unconstrained values; `scales`: of effects.
     """
+    ends = {k: end for k in sds if (end := lower_end(support(trace[k]))) is not None}
     found = []
-    for name, sd in sds.items():
-        if (end := lower_end(support(trace[name]))) is not None:
-            limit = WEAK_SCALE if name in scales else WEAK
-            for value, ratio in zip(jax.tree.leaves(hyper[name]), jax.tree.leaves(sd), strict=True):
-                value, ratio = np.ravel(np.asarray(value) - np.asarray(end)), np.ravel(ratio)
-                most = ratio.argmax()
-                found.append((ratio[most] / limit, ratio[most], value[most], name))
+    for name, end in ends.items():
+        limit = WEAK_SCALE if name in scales else WEAK
+        for value, ratio in zip(*map(jax.tree.leaves, (hyper[name], sds[name])), strict=True):
+            value, ratio = np.ravel(np.asarray(value) - np.asarray(end)), np.ravel(ratio)
+            most = ratio.argmax()
+            found.append((ratio[most] / limit, ratio[most], value[most], name))
     excess, ratio, value, name = max(found, default=(0.0, 0.0, 0.0, ""))
     if not excess > 1.0:
         return None
-    end = lower_end(support(trace[name]))
+    end = ends[name]
     at_end = ratio > AT_END and value < 0.1 * np.max(np.asarray(trace[name]["value"]) - end)
     where = f"{value:.1g}, with a posterior sd {min(ratio, 999.0):.2g} times that"
     where = f"its mode is at {np.min(end):.3g}, the end of its support" if at_end else where

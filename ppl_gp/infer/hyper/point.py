@@ -171,7 +171,7 @@ def _kept(setting: Setting, hyper: dict, solution: Solution):
     if not isinstance(K, LowRank) or K.rest is not None:
         factorises, raised = _factorised(prior, K)
         # predictions take k(x*, X) alpha, wide columns and all
-        proper &= factorises & has_digits(K, q, solution.sites)
+        proper &= factorises & has_digits(K, q, solution.sites, 0.0)
     proper |= solution.code != Result.converged.code
     code = jnp.where(proper, solution.code, Result.nonfinite.code)
     jitter = prior.variance - prior.kernel.diag(prior.X)
@@ -180,7 +180,7 @@ def _kept(setting: Setting, hyper: dict, solution: Solution):
 
 def _factorised(prior, K):
     """(whether the prior covariance has a factor, what its diagonal was raised by for it)."""
-    if isinstance(K, LowRank):
+    if isinstance(K, LowRank) and K.rest is not None:
         L, raised = robust_cholesky(K.rest, default_jitter(jnp.diagonal(K.rest)))
         return jnp.isfinite(L[-1, -1]), raised
     if not isinstance(K, Independent):
@@ -226,7 +226,7 @@ def _fit_fixed(hyper: Fixed, problem: LocalProblem) -> Fit:
 
 def widest(prior: GP, variance: Float[Array, "RN"]) -> Float[Array, ""]:
     """The largest standard deviation of q in that of the prior, of functions that have one."""
-    own = prior.variance
+    own: Array = prior.variance
     return jnp.sqrt(jnp.max(jnp.where(own > 1e-13 * jnp.max(own), variance / own, 0.0)))
 
 

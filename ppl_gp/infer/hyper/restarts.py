@@ -161,7 +161,7 @@ def evaluate(problem: Ascent, points, sites: PseudoLikelihood, skipped) -> Evalu
         (total, (value, solution)), slopes = both(point, init)
         solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
         slopes = jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes)
-        return Evaluation(jnp.where(solved, -total, UNUSABLE), slopes, value, solution)
+        return Evaluation(jnp.where(solved, jnp.negative(total), UNUSABLE), slopes, value, solution)
 
     def one(entry):
         *at, skip = entry

@@ -108,7 +108,7 @@ def kept_of_draws(
     def one(entry):
         factors = setting.factors(entry[0])
         sites, q = centred(setting.method, factors, entry[1])
-        sound = has_digits(covariance_of(factors.prior), q, sites)
+        sound = has_digits(covariance_of(factors.prior), q, sites, 0.0)
         return from_sites(q, sites), widest(factors.prior, diagonal_of(q.variance)), sound
 
     return lax.map(one, (hyper, sites))

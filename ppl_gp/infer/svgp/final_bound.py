@@ -164,6 +164,7 @@ def result_of(begun: Begun, ended: Reached, bound: float | None, key) -> Result:
     all data has to be a nat and a hundredth lower too.
     """
     result, bounds = ended.result, ended.bounds
+    assert result is not None  # it has ended
     if bound is not None and not np.isfinite(bound):
         return Result.nonfinite
     if result not in (Result.completed, Result.converged) or len(bounds) < 2:

@@ -133,7 +133,7 @@ def _tell_end(fit: Fit, subject: Subject, free: dict, settled: Callable[[dict], 
     bends = np.array([2.0 * level - at(step) - at(-step) for step in steps]) / STEP**2
     # where a neighbour of a zero has no value, no curvature holds it
     held = np.maximum(np.where(np.isfinite(bends), bends, 0.0), 1e-300)
-    sds = back(1.0 / np.sqrt(held))
+    sds = back(jnp.asarray(1.0 / np.sqrt(held)))
     warn_if_weakly_known(subject.model, *subject.data, subject.trace, fit.hyper, sds)
 
 
@@ -223,6 +223,7 @@ def _fit_collapsed(begun: Begun, progress, key) -> Fit:
 
 def make_fit(begun: Begun, ended: Reached, bound: float | None, told: dict, key) -> Fit:
     """The fit; `told`: what else its `stats` say, where that is not `None`."""
+    assert ended.result is not None  # it has ended
     problem, subject, state = begun.problem, begun.subject, ended.state
     hyper, kept, raised = _kept(problem, state, begun.batch(key), key)
     on_disk = lambda x: isinstance(x, np.memmap) or not isinstance(x, np.ndarray)  # noqa: E731

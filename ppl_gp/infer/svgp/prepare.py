@@ -192,7 +192,7 @@ def started(
 def _narrowed(
     problem: Problem, given: dict, priors: dict[str, GP], shapes: dict, num: int, q: dict, batch
 ) -> dict[str, Family]:
-    widths, weights = jnp.asarray(WIDTHS), batch.weights
+    widths, weights = map(jnp.asarray, (WIDTHS, batch.weights))
     joint = JointLogLikelihood(problem.model, batch.num, given, batch.args, batch.kwargs)
     priors, own = split_effects(priors)
     log_lik = averaged(joint, own)
@@ -205,7 +205,7 @@ def _narrowed(
         return jnp.sum(jnp.where(weights > 0, weights * terms, 0.0))
 
     # KL[N(0, s^2) || N(0, 1)] of every whitened variable
-    bounds = lax.map(expected, widths) - num * (0.5 * (widths**2 - 1.0) - jnp.log(widths))
+    bounds: Array = lax.map(expected, widths) - num * (0.5 * (widths**2 - 1.0) - jnp.log(widths))
     bounds = jnp.where(jnp.isfinite(bounds), bounds, -jnp.inf)
     best = jnp.argmax(bounds)
     width = jnp.where(bounds[best] - bounds[0] > jnp.sum(weights), widths[best], 1.0)

@@ -64,17 +64,16 @@ class Problem(eqx.Module):
 
     def learning_rate(self, step):
         """Of the optimiser: a number decays by a cosine to a hundredth."""
-        if callable(self.learning):
+        if not isinstance(self.learning, Array):
             return self.learning(step)
         return self.learning * optax.cosine_decay_schedule(1.0, self.max_steps, alpha=0.01)(step)
 
     def natural_rate(self, step):
         """Size of the natural-gradient step."""
-        if callable(self.natural):
-            return self.natural(step)
         if self.natural is None and self.noisy:
             return FIRST_RATE * LAST_SHARE ** (step / self.max_steps)
-        return jnp.asarray(1.0) if self.natural is None else self.natural
+        rate = jnp.asarray(1.0) if self.natural is None else self.natural
+        return rate if isinstance(rate, Array) else rate(step)
 
     def optax(self, step) -> optax.GradientTransformation:
         """The optimiser of everything but natural-gradient sites, at a step of the run."""

@@ -249,7 +249,7 @@ def _least(room: dict, edges, sources, sinks) -> list | None:
     flows |= dict.fromkeys(beyond, endless)
     size = 2 * len(room) + 3
     rows, columns = np.transpose(list(flows))
-    graph = csr_array((np.int32(list(flows.values())), (rows, columns)), (size, size))
+    graph = csr_array((np.array([*flows.values()], np.int32), (rows, columns)), (size, size))
     found = maximum_flow(graph, start, end)
     if found.flow_value >= endless:
         return None

@@ -61,7 +61,7 @@ def gaussian(fn: Any) -> bool:
     return dependence(_map_of(inner), jnp.zeros(base.shape())) == (Dependence.affine,)
 
 
-def _map_of(fn: dist.TransformedDistribution) -> Callable[[Array], Array]:
+def _map_of(fn: dist.TransformedDistribution) -> ComposeTransform:
     return ComposeTransform(list(fn.transforms))
 
 
@@ -71,7 +71,7 @@ def mean_of(fn: Any) -> Array:
     if not isinstance(inner, dist.TransformedDistribution):
         return inner.mean
     base = inner.base_dist
-    return _map_of(inner)(jnp.broadcast_to(mean_of(base), base.shape()))
+    return jnp.asarray(_map_of(inner)(jnp.broadcast_to(mean_of(base), base.shape())))
 
 
 def spread_of(fn: Any) -> list:

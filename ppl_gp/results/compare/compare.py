@@ -192,9 +192,9 @@ class Comparison:
         return {"log_density_gap": float(gap.mean()), "log_density_gap_se": error}
 
     def _distances(self, name) -> dict:
-        reference = self.reference_name
-        judged = reference in self.fits and name != reference
-        pairs = shared_moments(self.fits[name], self.fits[reference]) if judged else []
+        fits, other = self.fits, self.reference_name
+        judged = (fits[name], fits[other]) if other in fits and name != other else ()
+        pairs = shared_moments(*judged) if judged else []
         if not pairs:
             return {"mean_distance": None, "sd_distance": None}
         means, sds = zip(*(scores.distance(*pair) for pair in pairs), strict=True)

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
-from ppl_gp.draws import Moments, plain
+from ppl_gp.draws import JointMoments, Moments, plain
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, unwrap
 from ppl_gp.local.tilted import line
@@ -138,7 +138,7 @@ def _predictive(query: Query, link_approximation, entries, judged: bool):
                 how = partial(query.trace, draw), f, cubature.effort_of(query)
                 return outcome_over(site, entries[site.label], *how)
             trace_at = lambda x: query.trace(draw, {query.site: x})  # noqa: E731
-            return Outcome(log_probs=mackay_log_probs(site, trace_at, f[query.site]))
+            return Outcome(log_probs=mackay_log_probs(site, trace_at, *f.values()))
 
         y = {s.label: _judged(s, outcome(s)) if judged else outcome(s) for s in sites}
         return {k: plain(v) for k, v in f.items()}, y
@@ -191,7 +191,7 @@ def outcome_moments(support, log_probs) -> Moments:
 MACKAY = "mackay"
 
 
-def mackay_log_probs(site, trace_at, f: Moments):
+def mackay_log_probs(site, trace_at, f: Moments | JointMoments):
     """log p(y = 0), log p(y = 1), (2, M): sigma(kappa m), kappa = (1 + pi v / 8)^(-1/2)
     (PRML 4.153-4.154). trace_at: f -> trace.
 

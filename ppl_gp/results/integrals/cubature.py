@@ -87,7 +87,7 @@ class Nodes(NamedTuple):
         """The log of the weighted sum of exp(log_g(f)); points without a density count nothing."""
 
         def part(f, log_w):
-            values = log_w + jax.vmap(log_g)(f)
+            values: Array = log_w + jax.vmap(log_g)(f)
             return logsumexp(jnp.where(jnp.isnan(values), -jnp.inf, values), 0)
 
         return self._folded(part, jnp.logaddexp, -jnp.inf)
@@ -97,7 +97,7 @@ class Nodes(NamedTuple):
 
         def part(f, log_w):
             w = jnp.exp(log_w)
-            weighed = lambda x: jnp.sum(jnp.where(w > 0, w * x, 0.0), 0)  # noqa: E731
+            weighed = lambda x: jnp.sum(jnp.where(w > 0, jnp.multiply(w, x), 0.0), 0)  # noqa: E731
             return jax.tree.map(weighed, jax.vmap(function)(f))
 
         return self._folded(part, jnp.add, 0.0)
@@ -270,7 +270,7 @@ def _iterated(log_g: Callable, zero: Float[Array, "2 M"], num: int):
 
             return log_expectation(log_inner, standard, num - 1, concave=True)
 
-        values = log_w + lax.map(inside, x, batch_size=INNER_BATCH)
+        values: Array = log_w + lax.map(inside, x, batch_size=INNER_BATCH)
         values = jnp.where(jnp.isnan(values), -jnp.inf, values)
         return _with_error(logsumexp(values, 0), logsumexp(values[::2], 0) + jnp.log(2.0))
 
@@ -292,7 +292,7 @@ def _of_quadratic(log_g: Callable, zero: Float[Array, "D M"]):
     slope = jax.grad(pruned(lambda z: jnp.sum(log_g(z)), zero))
     P = jnp.eye(len(zero), dtype=zero.dtype) + minus_hessian(slope, zero)
     b = slope(zero)
-    log_p = log_g(zero) - 0.5 * small.log_det(P)
+    log_p: Array = log_g(zero) - 0.5 * small.log_det(P)
     log_p = log_p + 0.5 * jnp.einsum("im,mij,jm->m", b, small.inverse(P), b)
     return jnp.where(small.is_definite(P), log_p, jnp.nan), jnp.zeros_like(log_p)
 
@@ -310,7 +310,7 @@ def _by_draws(log_g: Callable, zero: Float[Array, "D M"], num: int, key):
         log_prior, log_bulk = -0.5 * jnp.sum(z**2, 0), -0.5 * jnp.sum(along**2, 0) - log_scale
         return log_g(z) + log_prior - (jnp.logaddexp(log_prior, log_bulk) - jnp.log(2.0))
 
-    log_w = lax.map(
+    log_w: Array = lax.map(
         lambda x: draw(*x), (random.split(key, num), jnp.arange(num) % 2 == 0), batch_size=64
     )
     log_w = jnp.where(jnp.isnan(log_w), -jnp.inf, log_w)

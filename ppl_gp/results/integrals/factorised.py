@@ -212,13 +212,11 @@ def integrated_moments(query: Query, blocks: tuple[Family, ...]):
     found = _integrated_moments(query, seen, rules, labels)
     y = {}
     for site in sites:
-        first, second = (
-            jnp.moveaxis(x[site.label], 0, _axis(site)) if site.label in x else None for x in found
-        )
+        given = [jnp.moveaxis(x[site.label], 0, _axis(site)) for x in found if site.label in x]
         if site.support is None:
-            y[site.label] = Outcome(None if second is None else Moments(first, second))
+            y[site.label] = Outcome(Moments(*given) if given else None)
         else:
-            log_probs = jnp.log(first)
+            log_probs = jnp.log(given[0])
             y[site.label] = Outcome(outcome_moments(site.support, log_probs), log_probs)
     return {}, y
 

@@ -183,8 +183,8 @@ def _through(transforms: tuple, base, value):
 def _inside(found, support, value):
     """0 and 1 beyond the support, where NumPyro has any number or none for some distributions."""
     low, high = (getattr(support, k, None) for k in ("lower_bound", "upper_bound"))
-    found = found if low is None else jnp.where(value < low, 0.0, found)
-    return found if high is None else jnp.where(value >= high, 1.0, found)
+    above: Array = found if low is None else jnp.where(value < low, 0.0, found)
+    return above if high is None else jnp.where(value >= high, 1.0, above)
 
 
 def _binomial(p, total, value):

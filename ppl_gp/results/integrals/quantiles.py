@@ -240,7 +240,7 @@ def invert(
         least = jnp.minimum(_CLOSE * tol * unit(s), 0.5 * (s.high - s.low))
         return jnp.clip(x, s.low + least, s.high - least)
 
-    def candidate(s):
+    def candidate(s: _Bracket):
         share = s.above / (s.above - s.below)
         share = jnp.where(s.steps % _BISECT_EVERY == _BISECT_EVERY - 1, 0.5, share)
         x = s.high - share * (s.high - s.low)
@@ -267,7 +267,7 @@ def _first(p, scale, low: float) -> _Bracket:
     return _Bracket(*ends, -p, 1.0 - p, jnp.zeros(p.shape, jnp.int32), scale, zero)
 
 
-def _moved(s: _Bracket, x, value) -> _Bracket:
+def _moved(s: _Bracket, x: Array, value: Array) -> _Bracket:
     """The bracket with an end at x, where F - p is `value`."""
     up = value >= 0
     side = jnp.where(up, 1, -1).astype(jnp.int32)

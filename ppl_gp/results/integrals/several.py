@@ -268,7 +268,7 @@ def _reference(at, f: Moments):
     """
     z = random.normal(random.key(5), (REFERENCES, *f.mean.shape), f.mean.dtype)
     trials = jnp.concatenate([f.mean[None], f.mean + jnp.sqrt(f.variance) * z])
-    values = lax.map(at, trials)
+    values: Array = lax.map(at, trials)
     finite = jnp.where(jnp.isfinite(values), values, -jnp.inf)
     best = jnp.where(jnp.isfinite(values[0]), 0, jnp.argmax(finite, 0))
     take = lambda x: jnp.take_along_axis(x, jnp.broadcast_to(best, x.shape[1:])[None], 0)[0]  # noqa: E731

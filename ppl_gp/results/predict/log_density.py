@@ -79,7 +79,7 @@ def _integrated(query: Query, groups, labels, num_draws: int, draw, key):
     elif query.integration is Integration.quadrature:
         named = lambda f: {query.site: f}  # noqa: E731
         concave = is_concave(lambda f: query.trace(draw, named(f)), None, query.layout.num)
-        f: Any = query.marginals(draw)[query.site]
+        f: Any = next(iter(query.marginals(draw).values()))
         how = f, cubature.num_nodes(query), concave
         log_p, log_nodes = cubature.log_expectation_and_error(lambda f: log_lik(named(f)), *how)
     else:

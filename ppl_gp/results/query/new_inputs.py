@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ppl_gp.errors import DataError
 from ppl_gp.reading.arguments import (
@@ -56,7 +57,7 @@ def _as_in_training(fit: Record, args: tuple, kwargs: dict) -> tuple[tuple, dict
         is_number = isinstance(x, int | float) or (is_array(x) and not x.shape)
         if num and path in axes and path in trained and is_number:
             x = jnp.full(_with_rows(trained[path].shape, axes[path], num), x)
-        if num and path in axes and is_array(x) and x.ndim and argument_of(path) != "y":
+        if num and path in axes and is_array(x) and np.ndim(x) and argument_of(path) != "y":
             _require_rows(path, x, axes[path], num, trained.get(path))
         return _of_type(x, trained[path].dtype) if path in trained and is_array(x) else x
 
@@ -67,7 +68,7 @@ def _of_type(x, dtype):
     """Truth values and integers where the model had them in training, if no value changes; floats,
     which `~` and an index refuse, for integers that are no truth values.
     """
-    if jnp.issubdtype(dtype, jnp.inexact) or isinstance(x, jax.core.Tracer):
+    if jnp.issubdtype(dtype, jnp.inexact) or isinstance(x, Tracer):
         return x
     same = jnp.asarray(x).astype(wide(dtype))
     other = x.astype(float) if dtype.kind == "b" else x

@@ -163,7 +163,7 @@ def package_versions() -> dict[str, str]:
 
 
 def _of(array: np.ndarray) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(array), digest_size=8).hexdigest()
+    return hashlib.blake2b(np.ascontiguousarray(array), digest_size=8).hexdigest()  # pyright: ignore[reportArgumentType] a buffer before 3.12 too
 
 
 def digest_of(header: dict) -> str:

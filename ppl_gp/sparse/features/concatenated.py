@@ -142,5 +142,5 @@ def _covariance(prior, first, second):
 
 def _jitter(prior, part, unit):
     """What the GP's own `jitter` asks for: it is noise on f, so on values of f alone."""
-    known = isinstance(part, Points) and prior.jitter is not None
-    return jnp.full(part.num, prior.jitter if known else 0.0, unit.dtype)
+    known = prior.jitter if isinstance(part, Points) else None
+    return jnp.full(part.num, 0.0 if known is None else known, unit.dtype)
