@@ -97,14 +97,7 @@ print(f"exact evidence {evidence:.4f} nats, VI with all {len(X)} points {exact.l
 
 # %%
 def sparse(inducing, num, key=0, kernel=pg.kernels.RBF, y=y, train=False):
-    method = pg.SVGP(
-        inducing=inducing,
-        num_inducing=num,
-        train_inducing=train,
-        collapsed=True,
-        hyper=pg.Fixed(true),
-        max_steps=100,
-    )
+    method = pg.CollapsedSVGP(inducing=inducing, num_inducing=num, train_inducing=train, hyper=pg.Fixed(true), max_steps=100)
     return pg.fit(model, method, key, X, y=y, kernel=kernel)
 
 

@@ -112,8 +112,8 @@ def classifier(X, y=None, batch_size=None):
 
 # %%
 method = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS)
-adam = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, natural=False)
-slow = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, natural=False, learning_rate=0.01)
+adam = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, training=pg.Training(natural=False))
+slow = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, training=pg.Training(natural=False), learning_rate=0.01)
 fits = {
     "natural gradients": pg.fit(classifier, method, 0, X, y=y),
     "Adam, rate 0.05": pg.fit(classifier, adam, 0, X, y=y),

@@ -6,12 +6,14 @@ import pytest
 import ppl_gp as pg
 from ppl_gp.settings import require_positive, require_whole
 
+SPARSE = pg.SVGP, pg.CollapsedSVGP
 WHOLE = {
-    "max_steps": (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid, pg.SVGP),
-    "num_nodes": (pg.EP, pg.VI, pg.SVGP),
+    "max_steps": (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid, *SPARSE),
+    "num_nodes": (pg.EP, pg.VI, pg.Expectation),
     "restarts": (pg.MAP, pg.Grid),
-    "num_inducing": (pg.SVGP,),
+    "num_inducing": SPARSE,
     "batch_size": (pg.SVGP,),
+    "num_importance": (pg.Layers,),
 }
 
 
@@ -57,7 +59,7 @@ def test_tolerances_are_positive(value):
     [
         ({"hyper": {"lengthscale": 1.0}}, "hyper=Fixed"),
         ({"learning_rate": -0.05}, "learning_rate=-0.05"),
-        ({"warm_up": -1}, "warm_up=-1"),
+        ({"training": "adam"}, r"training=pg\.Training\(\.\.\.\)"),
     ],
 )
 def test_natural_mistakes_with_svgp_are_told(options, words):

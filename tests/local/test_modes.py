@@ -191,7 +191,7 @@ def narrow(X, y=None):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:SVGP")
+@pytest.mark.filterwarnings("ignore:(SVGP|Expectation)")
 def test_a_sparse_fit_tells_the_error_of_its_nodes():
     """Against the same bound with many nodes, at the same q(u) and hyperparameters."""
     X, y = np.linspace(0.0, 5.0, 12)[:, None], np.array([0.0, 0.5] * 6)
