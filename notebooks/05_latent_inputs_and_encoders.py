@@ -268,7 +268,12 @@ nuts = pg.fit(
 few = [
     pg.fit(
         latent,
-        pg.SVGP(num_inducing=25, layers=pg.Layers(latents=pg.Amortised(), num_importance=10), learning_rate=0.03, max_steps=STEPS),
+        pg.SVGP(
+            num_inducing=25,
+            layers=pg.Layers(latents=pg.Amortised(), num_importance=10),
+            learning_rate=0.03,
+            max_steps=STEPS,
+        ),
         key,
         X_few,
         y=y_few,
@@ -300,7 +305,12 @@ wine = load_wine()
 Y = (wine.data - wine.data.mean(0)) / wine.data.std(0)
 lvm = pg.fit(
     gplvm,
-    pg.SVGP(num_inducing=25, layers=pg.Layers(latents=pg.Amortised(sees="y")), learning_rate=0.02, max_steps=1000 if SMALL else 1500),
+    pg.SVGP(
+        num_inducing=25,
+        layers=pg.Layers(latents=pg.Amortised(sees="y")),
+        learning_rate=0.02,
+        max_steps=1000 if SMALL else 1500,
+    ),
     0,
     np.arange(len(Y)),
     y=Y,
