@@ -1,10 +1,14 @@
 """Numbers of configurations that are none: named with their value, before any work."""
 
+from inspect import unwrap
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import ppl_gp as pg
 from ppl_gp.settings import require_positive, require_whole
+from ppl_gp.sparse import svgp
 
 SPARSE = pg.SVGP, pg.CollapsedSVGP
 WHOLE = {
@@ -59,9 +63,18 @@ def test_tolerances_are_positive(value):
     [
         ({"hyper": {"lengthscale": 1.0}}, "hyper=Fixed"),
         ({"learning_rate": -0.05}, "learning_rate=-0.05"),
-        ({"training": "adam"}, r"training=pg\.Training\(\.\.\.\)"),
     ],
 )
 def test_natural_mistakes_with_svgp_are_told(options, words):
     with pytest.raises(pg.DataError, match=words):
         pg.SVGP(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("training", "adam"), ("layers", pg.Free()), ("checkpoint", "run")]
+)
+def test_a_part_of_another_kind_is_told(name, value):
+    """By the check alone: here the annotations are checked before it."""
+    method = SimpleNamespace(**(vars(pg.SVGP()) | {name: value}))
+    with pytest.raises(pg.DataError, match=rf"SVGP\({name}=.*give {name}=pg\.\w+\(\.\.\.\)"):
+        unwrap(svgp._require_parts)(method)
