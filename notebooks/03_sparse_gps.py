@@ -92,16 +92,15 @@ exact = pg.fit(model, pg.VI(hyper=pg.Fixed(true)), 0, X, y=y)  # exact for Gauss
 print(f"exact evidence {evidence:.4f} nats, VI with all {len(X)} points {exact.log_evidence:.4f} nats")
 
 # %% [markdown]
-# Every sparse fit is the same call. Gaussian noise allows `collapsed=True`: q(u) at its optimum, in closed form.
+# Every sparse fit is the same call. Gaussian noise allows `CollapsedSVGP()`: q(u) at its optimum, in closed form.
 
 
 # %%
 def sparse(inducing, num, key=0, kernel=pg.kernels.RBF, y=y, train=False):
-    method = pg.SVGP(
+    method = pg.CollapsedSVGP(
         inducing=inducing,
         num_inducing=num,
         train_inducing=train,
-        collapsed=True,
         hyper=pg.Fixed(true),
         max_steps=100,
     )

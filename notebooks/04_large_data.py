@@ -108,12 +108,13 @@ def classifier(X, y=None, batch_size=None):
 # ## Natural gradients against Adam
 #
 # The bound is a sum over rows, so a batch of rows estimates it and its gradient. By default q(u) takes natural-gradient
-# steps, and the hyperparameters and inducing points take Adam's. `natural=False` leaves all to Adam.
+# steps, and the hyperparameters and inducing points take Adam's. `Training(natural=False)` leaves all to Adam.
 
 # %%
 method = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS)
-adam = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, natural=False)
-slow = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, natural=False, learning_rate=0.01)
+by_adam = pg.Training(natural=False)
+adam = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, training=by_adam)
+slow = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, training=by_adam, learning_rate=0.01)
 fits = {
     "natural gradients": pg.fit(classifier, method, 0, X, y=y),
     "Adam, rate 0.05": pg.fit(classifier, adam, 0, X, y=y),

@@ -108,7 +108,7 @@ settings = {"num_inducing": 30, "max_steps": STEPS}
 weighted = [
     pg.fit(
         latent,
-        pg.SVGP(latents=pg.Amortised(), num_importance=10, learning_rate=0.03, **settings),
+        pg.SVGP(layers=pg.Layers(latents=pg.Amortised(), num_importance=10), learning_rate=0.03, **settings),
         key,
         X,
         y=y,
@@ -173,7 +173,7 @@ start = np.asarray(jax.vmap(encoder)(jnp.stack([X[:, 0], y], 1)))  # columns: me
 choices = {"amortised": pg.Amortised(encoder=encoder), "free": pg.Free(init=start[:, :1])}
 fits = {}
 for name, latents in choices.items():
-    method = pg.SVGP(inducing=lv.inducing, latents=latents, learning_rate=0.02, **settings)
+    method = pg.SVGP(inducing=lv.inducing, layers=pg.Layers(latents=latents), learning_rate=0.02, **settings)
     fits[name] = pg.fit(latent, method, 0, X, y=y)
     error = np.std(fits[name].stats["bounds"][-200:]) / np.sqrt(200)
     print(f"{name:10s} ELBO {bound(fits[name]):8.2f} +- {error:.2f} nats, test {score(fits[name]):6.3f} nats a datum")
@@ -270,8 +270,7 @@ few = [
         latent,
         pg.SVGP(
             num_inducing=25,
-            latents=pg.Amortised(),
-            num_importance=10,
+            layers=pg.Layers(latents=pg.Amortised(), num_importance=10),
             learning_rate=0.03,
             max_steps=STEPS,
         ),
@@ -306,7 +305,12 @@ wine = load_wine()
 Y = (wine.data - wine.data.mean(0)) / wine.data.std(0)
 lvm = pg.fit(
     gplvm,
-    pg.SVGP(num_inducing=25, latents=pg.Amortised(sees="y"), learning_rate=0.02, max_steps=1000 if SMALL else 1500),
+    pg.SVGP(
+        num_inducing=25,
+        layers=pg.Layers(latents=pg.Amortised(sees="y")),
+        learning_rate=0.02,
+        max_steps=1000 if SMALL else 1500,
+    ),
     0,
     np.arange(len(Y)),
     y=Y,

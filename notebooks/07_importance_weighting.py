@@ -149,7 +149,8 @@ rng = np.random.default_rng(1)
 runs = {}
 for K in (1, 10):
     for seed in SEEDS:
-        method = pg.SVGP(num_inducing=30, latents=pg.Amortised(), num_importance=K, learning_rate=0.03, max_steps=STEPS)
+        layers = pg.Layers(latents=pg.Amortised(), num_importance=K)
+        method = pg.SVGP(num_inducing=30, layers=layers, learning_rate=0.03, max_steps=STEPS)
         fit = pg.fit(latent, method, seed, X_train, y=y_train)
         runs[K, seed] = np.mean(fit.stats["bounds"][-200:]), float(np.mean(fit.log_density(X_test, y_test)))
 kept = {K: max((runs[K, seed] for seed in SEEDS), key=lambda run: run[0]) for K in (1, 10)}

@@ -79,7 +79,8 @@ runs = {
 fits, seconds, scores = {}, {}, {}
 for name, (model, K) in runs.items():
     begun = time.perf_counter()
-    fits[name] = pg.fit(model, pg.SVGP(num_inducing=NUM_INDUCING, num_importance=K, **STEPS), 0, X, y=y)
+    method = pg.SVGP(num_inducing=NUM_INDUCING, layers=pg.Layers(num_importance=K), **STEPS)
+    fits[name] = pg.fit(model, method, 0, X, y=y)
     seconds[name] = time.perf_counter() - begun
     scores[name] = np.asarray(fits[name].log_density(X_test, y_test))
 

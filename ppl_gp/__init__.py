@@ -73,7 +73,7 @@ from ppl_gp.settings import MAP, Fixed, Grid, Sample
 from ppl_gp.sparse import features
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.site import SparsePosterior
-from ppl_gp.sparse.svgp import SVGP, Checkpoint
+from ppl_gp.sparse.svgp import SVGP, Checkpoint, CollapsedSVGP, Expectation, Layers, Training
 
 del _registers_local_methods, _registers_svgp, _sets_the_log_level
 
@@ -93,13 +93,16 @@ __all__ = [
     "SVI",
     "VI",
     "Checkpoint",
+    "CollapsedSVGP",
     "DataError",
     "EllipticalSlice",
+    "Expectation",
     "Factors",
     "Fit",
     "FitError",
     "Fixed",
     "Laplace",
+    "Layers",
     "InducingVariables",
     "LocalBound",
     "LocalMethod",
@@ -118,6 +121,7 @@ __all__ = [
     "SparseNUTS",
     "SparsePosterior",
     "Stream",
+    "Training",
     "Whiten",
     "approximate",
     "cache",

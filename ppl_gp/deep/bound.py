@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions import Distribution
 
-from ppl_gp.deep.importance import Sampling, log_ratio, own_site, per_datum_bound, with_share
+from ppl_gp.deep.importance import drawn, log_ratio, own_site, per_datum_bound, with_share
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP
@@ -49,6 +49,7 @@ from ppl_gp.sparse.bound import (
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.families import Nudge
 from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.svgp import Layers
 
 COPIES = "ppl_gp_copies"  # the axis's name
 
@@ -81,7 +82,7 @@ class Copies(NamedTuple):
 
     at: AtBatch
     expectation: Expectation
-    sampling: Sampling
+    layers: Layers
     structure: Structure
     latents: dict[str, LatentGuide]
     known: dict[str, tuple]  # (mean, variance) of GP sites that stand at the data in every copy
@@ -89,12 +90,12 @@ class Copies(NamedTuple):
     @property
     def axis(self) -> str | None:
         """The name of the copies' axis, where a GP site is drawn at copies of different inputs."""
-        several = self.sampling.num_importance > 1
-        return COPIES if several and self.sampling.jointly_drawn(self.structure) else None
+        several = self.layers.num_importance > 1
+        return COPIES if several and drawn(self.layers, self.structure)[1] else None
 
     def log_mean_weight(self, key) -> Float[Array, "B"]:
         """log (1/K) sum_k w_nk, (B,), nats."""
-        key_f, *keys = random.split(key, 1 + self.sampling.num_importance)
+        key_f, *keys = random.split(key, 1 + self.layers.num_importance)
         if len(keys) == 1:
             return self._log_weight(key_f, keys[0], None)
         keys = jnp.stack(keys)
@@ -102,7 +103,7 @@ class Copies(NamedTuple):
         def log_weights(share):
             return self._log_weights(key_f, keys, share), None
 
-        return per_datum_bound(log_weights, self.sampling)[0]
+        return per_datum_bound(log_weights, self.layers)[0]
 
     def _log_weights(self, key_f, keys, share) -> Float[Array, "K B"]:
         if self.axis is None:  # one after the other, which is faster than one large problem
@@ -120,9 +121,9 @@ class Copies(NamedTuple):
         given = {**self.at.given, **h}
         trace, *moments = self._pass(given, key_f)
         under_q = {k: {**own_site(trace, k), "fn": one} for k, one in q.items()}
-        ratio = log_ratio(trace, under_q, self.at.batch.num, self.sampling)
+        ratio = log_ratio(trace, under_q, self.at.batch.num, self.layers)
         log_lik = self._log_lik(trace, *moments, given, key_f) / plate_scale(trace)
-        return log_lik + self.sampling.beta * ratio
+        return log_lik + self.layers.beta * ratio
 
     def _latent_posteriors(self, guides: dict[str, LatentGuide]) -> dict[str, Distribution]:
         batch, sites = self.at.batch, self.at.trace
@@ -135,8 +136,8 @@ class Copies(NamedTuple):
         """(trace, {GP site that is not drawn: mean}, {the same: variance}) of the model with
         hyperparameters and latents given. O(M^2 B) a GP site.
         """
-        at, structure, sampling, means, variances = self.at, self.structure, self.sampling, {}, {}
-        drawn, together = sampling.drawn(structure), sampling.jointly_drawn(structure)
+        at, structure, means, variances = self.at, self.structure, {}, {}
+        alone, together = drawn(self.layers, structure)
 
         def value(name, new: GP):
             process, own = at.processes[name], random.fold_in(key, structure.gps.index(name))
@@ -144,7 +145,7 @@ class Copies(NamedTuple):
                 return draw_copy(process, new, own, self.axis)
             mean, variance = self.known.get(name) or process.marginals(new)
             # at the same inputs all copies have the same f, and the same key gives it
-            if name in drawn:
+            if name in alone:
                 return mean + jnp.sqrt(variance) * random.normal(own, mean.shape, mean.dtype)
             means[name], variances[name] = mean, variance
             return mean
@@ -158,7 +159,7 @@ class Copies(NamedTuple):
     def _log_lik(self, trace: dict, mean: dict, variance: dict, given: dict, key):
         """E_q(f)[log p(y_n | f_n)], (B,), or log p(y_n | f_n) where every layer was drawn."""
         batch, values = self.at.batch, lambda names: {k: trace[k]["value"] for k in names}
-        fixed = {**given, **values(self.sampling.drawn(self.structure))}
+        fixed = {**given, **values(drawn(self.layers, self.structure)[0])}
         log_lik = JointLogLikelihood(self.at.model, batch.num, fixed, batch.args, batch.kwargs)
         if not mean:
             return log_lik(values(self.structure.outer))
@@ -168,7 +169,7 @@ class Copies(NamedTuple):
 def terms(
     model: Callable,
     expectation: Expectation,
-    sampling: Sampling,
+    layers: Layers,
     structure: Structure,
     hyper: dict,
     variational: Variational,
@@ -183,14 +184,14 @@ def terms(
         per_datum = expected_log_lik(at.log_lik, *at.marginals(), expectation, batch.key)
     else:
         known = {k: at.processes[k].marginals(at.priors[k]) for k in structure.given}
-        copies = Copies(at, expectation, sampling, structure, variational.latents, known)
-        keys = random.split(at.batch.key, sampling.num_paths)
+        copies = Copies(at, expectation, layers, structure, variational.latents, known)
+        keys = random.split(at.batch.key, layers.num_paths)
         # log (1/K) sum_k w_nk, averaged over paths
         per_datum = jnp.mean(lax.map(copies.log_mean_weight, keys), 0)
         counts = counts * plate_scale(at.trace)  # which no log of a mean holds
     # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf
     # into NaN.
     expected = jnp.sum(jnp.where(batch.weights > 0, counts * per_datum, 0.0))
-    weights = kl_weights(at.trace, at.priors, sampling.beta)
+    weights = kl_weights(at.trace, at.priors, layers.beta)
     kl = weighted_kl(at.q, weights)
     return Terms(expected, kl, shared_log_prob(at.trace), at.q, weights)

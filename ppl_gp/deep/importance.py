@@ -9,7 +9,7 @@ ELBO, with KL[q(h_n) || p(h_n)] in closed form where NumPyro has it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,33 +23,16 @@ from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import ModelError
 from ppl_gp.reading.roles import log_prob_per_datum, plate_scale, sum_per_datum
+from ppl_gp.sparse.svgp import Layers
 
 
-class Sampling(NamedTuple):
-    """How the bound is estimated. Static.
-
-    `num_importance`: K. `num_paths`: independent passes through the layers that are averaged.
-    `expected_last`: the outer layer enters by E_q(f)[log p(y | f)] inside the log, or else is drawn
-    jointly at the copies. `doubly_reparameterised`: the gradient of q(h) of Tucker et al. (2019).
-    `beta`: weight of every KL term, 1 for a bound; of a compiled step an array.
-    """
-
-    num_importance: int = 1
-    num_paths: int = 1
-    expected_last: bool = True
-    doubly_reparameterised: bool = False
-    beta: Any = 1.0
-
-    def drawn(self, structure: Structure) -> tuple[str, ...]:
-        """GP sites whose values are drawn; those of the others are integrated."""
-        return structure.inner if self.expected_last else structure.gps
-
-    def jointly_drawn(self, structure: Structure) -> tuple[str, ...]:
-        """GP sites that are drawn at copies whose inputs differ."""
-        return tuple(g for g in structure.varying if g in self.drawn(structure))
+def drawn(layers: Layers, structure: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(GP sites that are drawn, not integrated; those drawn jointly, at copies of other inputs)."""
+    each = structure.inner if layers.expected_last else structure.gps
+    return each, tuple(g for g in structure.varying if g in each)
 
 
-def per_datum_bound(log_weights: Callable, sampling: Sampling) -> tuple[Float[Array, "B"], Any]:
+def per_datum_bound(log_weights: Callable, layers: Layers) -> tuple[Float[Array, "B"], Any]:
     """(log (1/K) sum_k w_nk, nats; what `log_weights` gives beside the weights).
 
     `log_weights(share)` -> (log w_nk (K, B), anything). `share` (K, B) scales what reaches q(h)'s
@@ -61,27 +44,27 @@ def per_datum_bound(log_weights: Callable, sampling: Sampling) -> tuple[Float[Ar
     One v_nk is the derivative of the log-mean-exp, the other is `share`. Twice the passes.
     """
     share = None
-    if sampling.doubly_reparameterised and sampling.num_importance > 1:
+    if layers.doubly_reparameterised and layers.num_importance > 1:
         share = jax.nn.softmax(lax.stop_gradient(log_weights(None)[0]), 0)
     found, beside = log_weights(share)
-    return logsumexp(found, 0) - jnp.log(sampling.num_importance), beside
+    return logsumexp(found, 0) - jnp.log(layers.num_importance), beside
 
 
-def log_ratio(trace: dict, q: dict[str, dict], num: int, sampling: Sampling) -> Float[Array, "B"]:
+def log_ratio(trace: dict, q: dict[str, dict], num: int, layers: Layers) -> Float[Array, "B"]:
     """sum over latents of log p(h_n) - log q(h_n), (B,), nats, of one copy: its log weight is
     log p(y_n | h_n) + beta times this.
 
     `trace`: the model's; `q`: {latent site: its site under q, as `own_site` gives it}.
     """
-    ratios = [_log_ratio(own_site(trace, k), site, sampling) for k, site in q.items()]
+    ratios = [_log_ratio(own_site(trace, k), site, layers) for k, site in q.items()]
     return sum(ratios, jnp.zeros(num))
 
 
-def _log_ratio(p: dict, q: dict, sampling: Sampling) -> Float[Array, "B"]:
+def _log_ratio(p: dict, q: dict, layers: Layers) -> Float[Array, "B"]:
     """Or minus its expectation KL[q || p] where that is known and K = 1; each with the `scale` of
     its own site, as NumPyro's bounds have it.
     """
-    if sampling.num_importance == 1:
+    if layers.num_importance == 1:
         try:
             return -sum_per_datum(q, q["scale"] * kl_divergence(q["fn"], p["fn"]))
         except NotImplementedError:
@@ -90,9 +73,7 @@ def _log_ratio(p: dict, q: dict, sampling: Sampling) -> Float[Array, "B"]:
 
 
 def own_site(trace: dict, name: str) -> dict:
-    """A site whose `scale` is that of `numpyro.handlers.scale`, without the N / B of plates that
-    subsample.
-    """
+    """A site with the `scale` of `numpyro.handlers.scale`, without a subsampling plate's N / B."""
     site = trace[name]
     if site["scale"] is None:
         return {**site, "scale": 1.0}
@@ -119,12 +100,12 @@ _scale_gradient.defvjp(
 )
 
 
-def require_separate(sampling: Sampling, structure: Structure, method: str) -> None:
+def require_separate(layers: Layers, structure: Structure, method: str) -> None:
     """Raise `ModelError` where the copies' weights depend on each other's latents: then the doubly
     reparameterised gradient does not hold.
     """
-    joint = list(sampling.jointly_drawn(structure))
-    if sampling.doubly_reparameterised and joint:
+    joint = list(drawn(layers, structure)[1])
+    if layers.doubly_reparameterised and joint:
         raise ModelError(
             f"{method}(doubly_reparameterised=True): the GP sites {joint} are drawn jointly at the "
             "copies, whose weights then depend on each other's latents; that gradient is for "

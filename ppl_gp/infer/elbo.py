@@ -44,6 +44,7 @@ from ppl_gp.settings import require_whole
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.process import draws_with_inducing
 from ppl_gp.sparse.site import SparseMarginals
+from ppl_gp.sparse.svgp import Layers
 
 
 def seeded(fn, params: dict, key):
@@ -134,7 +135,7 @@ class Particle(NamedTuple):
     """One estimate of the bound."""
 
     expectation: Expectation
-    sampling: importance.Sampling
+    layers: Layers
     key: Any
     params: dict
     model: Any
@@ -145,10 +146,10 @@ class Particle(NamedTuple):
     def bound(self) -> Float[Array, ""]:
         """Of this draw of the guide, nats."""
         given = self._look()
-        if self.sampling.num_importance > 1:
-            importance.require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")
+        if self.layers.num_importance > 1:
+            importance.require_separate(self.layers, given.structure, "ImportanceWeightedELBO")
         copies = partial(self._copies, given)
-        per_datum, (shared, scale) = importance.per_datum_bound(copies, self.sampling)
+        per_datum, (shared, scale) = importance.per_datum_bound(copies, self.layers)
         # Global terms are the same in all copies.
         return scale[0] * jnp.sum(per_datum) + jnp.mean(shared)
 
@@ -167,7 +168,7 @@ class Particle(NamedTuple):
 
     def _copies(self, given: _Given, share):
         """(log w_nk (K, B), (log p - log q of what is global (K,), N / B (K,))) of all copies."""
-        K = self.sampling.num_importance
+        K = self.layers.num_importance
         if K == 1:
             return jax.tree.map(lambda x: x[None], self._copy(given, 0, None))
         one = jax.vmap(lambda k, s: self._copy(given, k, s), axis_name=COPIES)
@@ -175,7 +176,7 @@ class Particle(NamedTuple):
 
     def _copy(self, given: _Given, k, share):
         key_guide, key_model = random.split(self.key)
-        axis = COPIES if self.sampling.num_importance > 1 else None
+        axis = COPIES if self.layers.num_importance > 1 else None
         guide = seeded(self.guide, self.params, key_guide)
         drawn = q = self._traced(CopyMessenger(guide, given.plates, given.structure, k, axis))
         if share is not None:
@@ -185,10 +186,10 @@ class Particle(NamedTuple):
             h: {**trace[h], "fn": q[h]["fn"], "scale": importance.own_site(q, h)["scale"]}
             for h in given.structure.latents
         }
-        ratio = importance.log_ratio(trace, latents, given.num, self.sampling)
+        ratio = importance.log_ratio(trace, latents, given.num, self.layers)
         shared, scale = self._global(given, trace, drawn), plate_scale(trace)
         log_lik = self._log_lik(given, drawn, key_model) / scale
-        return log_lik + self.sampling.beta * ratio, (shared, jnp.asarray(1.0 * scale))
+        return log_lik + self.layers.beta * ratio, (shared, jnp.asarray(1.0 * scale))
 
     def _traced(self, fn) -> Any:
         return annotated(handlers.trace(fn).get_trace(*self.args, **self.kwargs), self.model)
@@ -219,7 +220,7 @@ class Particle(NamedTuple):
             terms = [log_prob_per_datum(s) for s in again.values() if is_observed(s)]
             return sum([t for t in terms if t.ndim], jnp.zeros(given.num))
 
-        if not q or not self.sampling.expected_last:
+        if not q or not self.layers.expected_last:
             return log_lik({})
         mean = {k: fn.loc for k, fn in q.items()}
         variance = {k: fn.variance_n for k, fn in q.items()}
@@ -232,7 +233,7 @@ class Particle(NamedTuple):
             for k, s in trace.items()
             if s["type"] == "sample" and k not in given.structure.latents
         ]
-        return sum(terms, jnp.zeros(())) - self.sampling.beta * auxiliary(drawn, trace, held)
+        return sum(terms, jnp.zeros(())) - self.layers.beta * auxiliary(drawn, trace, held)
 
     def _global_term(self, site: dict, drawn: dict | None):
         """-KL[q || p] of a site, or log p of something observed there."""
@@ -241,7 +242,7 @@ class Particle(NamedTuple):
             return 0.0 if jnp.ndim(shared) else shared
         if drawn is None:
             return 0.0  # missing observations integrate to one
-        q, beta = drawn["fn"], self.sampling.beta
+        q, beta = drawn["fn"], self.layers.beta
         if isinstance(q, SparseMarginals):
             return -beta * jnp.sum(scaled(drawn, kl_divergence(q, unwrap(site["fn"]))))
         ratio = log_density(site, site["fn"], site["value"])
@@ -282,8 +283,7 @@ class ImportanceWeightedELBO(NumPyroELBO):
       forward passes.
     - `beta`: weight of every KL term and log ratio; 1 for a bound.
 
-    Cost: K passes of the model a particle; K^3 B for a GP site drawn jointly. `DataError` for
-    counts below 1.
+    Cost: K runs of the model a particle, K^3 B a jointly drawn GP site. `DataError`: counts < 1.
     """
 
     def __init__(
@@ -307,13 +307,8 @@ class ImportanceWeightedELBO(NumPyroELBO):
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
         given = param_map, declare(model, args, kwargs), guide, args, kwargs
-        sampling = importance.Sampling(
-            num_importance=self.num_importance,
-            expected_last=self.expected_last,
-            doubly_reparameterised=self.doubly_reparameterised,
-            beta=self.beta,
-        )
-        how = Expectation(self.num_nodes), sampling
+        own = ("num_importance", "expected_last", "doubly_reparameterised", "beta")
+        how = Expectation(self.num_nodes), Layers(**{k: getattr(self, k) for k in own})
         keys = random.split(rng_key, self.num_particles)
         bounds = jax.vmap(lambda key: Particle(*how, key, *given).bound())(keys)
         return {"loss": -jnp.mean(bounds), "mutable_state": None}

@@ -34,15 +34,7 @@ from ppl_gp.numerics.linalg import (
     tril_gram,
     tril_inverse,
 )
-from ppl_gp.numerics.low_rank import (
-    Covariance,
-    Dense,
-    DenseGram,
-    Gram,
-    Independent,
-    Loads,
-    LowRank,
-)
+from ppl_gp.numerics.low_rank import Covariance, Dense, DenseGram, Gram, Independent, Loads, LowRank
 
 _TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / nat2 loses digits
 

@@ -15,13 +15,7 @@ import numpy as np
 from jax import random
 
 from ppl_gp.errors import DataError, Result
-from ppl_gp.infer.batches import (
-    Source,
-    as_batch,
-    first_rows,
-    source_of,
-    usable,
-)
+from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of, usable
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows

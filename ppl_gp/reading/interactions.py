@@ -45,8 +45,7 @@ def dependence(function: Callable, num: int, like) -> Dependence:
         out = Walk(reader).closed(closed, [np.broadcast_to(own, (num, *jnp.shape(like)))])
     pairs = zip(out, closed.jaxpr.outvars, strict=True)
     return Dependence(
-        [x if _is_set(x) else np.zeros((num, *shape_of(v)), bool) for x, v in pairs],
-        reader.coupled,
+        [x if _is_set(x) else np.zeros((num, *shape_of(v)), bool) for x, v in pairs], reader.coupled
     )
 
 

@@ -35,12 +35,6 @@ class Seen(NamedTuple):
     number: Any = None
     free: bool = False
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing is to be followed but what it is computed from."""
-        labelled = any(a is not None for a in self.axes)
-        return not (labelled or self.across or self.each or self.number is not None)
-
 
 NOT_NEGATIVE = "not negative"  # what `number` is of a comparison that is false everywhere
 

@@ -62,9 +62,7 @@ class Rules:
         return entries
 
     def carried(self, value, equation, along: Sequence = ()):
-        """What one step hands to the next, another value; `along`: arrays that the loop goes
-        through.
-        """
+        """What one step hands to the next, another value; `along`: arrays the loop goes through."""
         return value
 
     def rounds(self) -> Callable[[], None]:

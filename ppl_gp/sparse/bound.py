@@ -254,21 +254,20 @@ def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
     if len(gps) > 1 or any(len(s["fn"].shape()) > 1 for s in gps.values()):
         told = {k: tuple(s["fn"].shape()) for k, s in gps.items()}
         raise ModelError(
-            "SVGP(collapsed=True) needs one latent function of shape (N,); the model has the GP "
-            f"sites {told}. Leave `collapsed` out."
+            "CollapsedSVGP() needs one latent function of shape (N,); the model has the GP "
+            f"sites {told}. Give SVGP()."
         )
     ((name, site),) = gps.items()
     if site["scale"] is not None:
         raise ModelError(
-            f"SVGP(collapsed=True): numpyro.handlers.scale stands around '{name}', and q(u) at a "
-            "KL weight of 1 is what has a closed form; leave `collapsed` out."
+            f"CollapsedSVGP(): numpyro.handlers.scale stands around '{name}', and q(u) at a KL "
+            "weight of 1 is what has a closed form; give SVGP()."
         )
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
     at = lambda f: log_lik({name: f})  # noqa: E731
     mean = unwrap(site["fn"]).mean
     if degree(at, mean) > 2 or not bool(jnp.all(quadratic(at, mean)[2] >= 0)):
         raise ModelError(
-            "SVGP(collapsed=True): the likelihood is not Gaussian in f, or not seen to be (its "
-            "logarithm a polynomial of degree 2), so that q(u) has no closed form; leave "
-            "`collapsed` out."
+            "CollapsedSVGP(): the likelihood is not Gaussian in f, or not seen to be (its "
+            "logarithm a polynomial of degree 2), so that q(u) has no closed form; give SVGP()."
         )

@@ -16,7 +16,7 @@ quadrature with nodes where N(e; 0, s^2) p(y | f + e) needs them.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 import equinox as eqx
 import jax
@@ -35,24 +35,33 @@ from ppl_gp.reading.affine import degree
 from ppl_gp.reading.factors import JointLogLikelihood, is_concave
 from ppl_gp.reading.predictor.parts import Own, added
 from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.settings import require_whole
 
 MAX_CUBATURE = 3
 NODES = {1: 20, 2: 12, 3: 8}
 FINE = 384
 
 
-class Expectation(NamedTuple):
-    """How to integrate: `num_nodes` in each direction (`None`: 20, 12, 8 for one, two, three
-    functions), or `num_draws`.
+@dataclass(frozen=True)
+class Expectation:
+    """How the likelihood is integrated over the functions of a datum.
 
-    Draws serve any number of functions; they are the default above three. `additive`: log p(y_n |
-    f_n) is known to be a sum of terms that see one function each (several outputs, each with a
-    function of its own): one set of nodes then serves all of them.
+    Parameters
+    ----------
+    num_nodes : default 20, 12, 8 for one, two, three functions
+        Nodes of Gauss-Hermite in each direction, of up to three functions that are not additive.
+    num_draws : default 10 above three of those
+        Draws in place of nodes; they serve any number of functions.
     """
 
     num_nodes: int | None = None
     num_draws: int | None = None
-    additive: bool = False
+    # log p(y_n | f_n) is known to be a sum of terms that see one function each (several outputs,
+    # each with a function of its own), which one set of nodes serves: a method's to say
+    additive: bool = field(default=False, repr=False)
+
+    def __post_init__(self):
+        require_whole(self, "num_nodes", "num_draws")
 
     def nodes(self, num_functions: int) -> int | None:
         """Nodes in each direction, or `None` where draws are to be used."""
@@ -154,7 +163,7 @@ def expectation_error(
         return jnp.zeros_like(m[0])
     coarse = expected_log_lik(log_lik, mean, variance, expectation, key)
     if m.shape[0] > 1 or finer is not None:
-        more = expectation._replace(num_nodes=3 * num)
+        more = replace(expectation, num_nodes=3 * num)
         return 2.0 * jnp.abs(coarse - expected_log_lik(finer or log_lik, mean, variance, more, key))
 
     def one(f):

@@ -244,8 +244,7 @@ def _outer(L):
 
 
 _outer.defvjp(
-    lambda L: (tril_outer(L), L),
-    lambda L, S_bar: (jnp.tril(lower_of_product(S_bar + S_bar.T, L)),),
+    lambda L: (tril_outer(L), L), lambda L, S_bar: (jnp.tril(lower_of_product(S_bar + S_bar.T, L)),)
 )
 
 

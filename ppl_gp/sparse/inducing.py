@@ -35,9 +35,7 @@ class InducingVariables(eqx.Module):
 
     @property
     def is_exact(self) -> bool:
-        """Whether u are functionals of f under the prior's own kernel, so that the bound is one on
-        the model's evidence.
-        """
+        """Whether u are functionals of f under the prior's own kernel: a bound on its evidence."""
         return True
 
     @property

@@ -130,7 +130,7 @@ def _weighted_step(size: Size, model, K: int) -> float:
         "inducing": "subset",
         "num_inducing": size.M,
         "batch_size": size.B,
-        "num_importance": K,
+        "layers": pg.Layers(num_importance=K),
     }
 
     def run(steps):

@@ -22,7 +22,6 @@ from models.latent import latent
 from models.latent_deep import latent_deep
 from ppl_gp.deep import bound as deep_layers
 from ppl_gp.deep.bound import _over_copies, draw_copy, terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import Encoded, FreeGaussian, mlp_encoder
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.infer.batches import as_batch
@@ -143,7 +142,7 @@ def last_layer(inputs, hyper=LAST):
 
     variational = Variational({"f": Points(Z)}, {"f": gaussian(2, 4)})
     of = Structure(("f",), (), (), (), ("f",))
-    return jax.jit(lambda b: terms(flat, HOW, Sampling(), of, {}, variational, b))(
+    return jax.jit(lambda b: terms(flat, HOW, pg.Layers(), of, {}, variational, b))(
         batch_of(inputs=inputs)
     )
 
@@ -163,9 +162,11 @@ def test_a_latent_that_nothing_sees_leaves_the_shallow_bound(num_importance):
     q = {"h": FreeGaussian(jnp.zeros((6, 2)))}
     variational = Variational({"f": Points(Z)}, {"f": gaussian(2, 4)}, q)
     of = layers_of(unseen, (X,), {"y": Y})
-    t = jax.jit(lambda v: terms(unseen, HOW, Sampling(num_importance), of, LAST, v, batch_of()))(
-        variational
-    )
+    t = jax.jit(
+        lambda v: terms(
+            unseen, HOW, pg.Layers(num_importance=num_importance), of, LAST, v, batch_of()
+        )
+    )(variational)
     assert of.latents == ("h",) and abs(t.bound - last_layer(X).bound) < 1e-9
 
 
@@ -173,7 +174,7 @@ def test_depth_one_is_svgp():
     of = layers_of(functools.partial(deep, depth=1), (X,), {"y": Y})
     variational = Variational({"f": Points(Z)}, {"f": gaussian(2, 4)})
     model = functools.partial(deep, depth=1)
-    ours = jax.jit(lambda v: terms(model, HOW, Sampling(), of, LAST, v, batch_of()))(variational)
+    ours = jax.jit(lambda v: terms(model, HOW, pg.Layers(), of, LAST, v, batch_of()))(variational)
     theirs = last_layer(X)
     assert (
         abs(ours.bound - theirs.bound) < 1e-10
@@ -190,7 +191,7 @@ def test_an_inner_layer_without_noise_is_a_change_of_inputs():
     inner = {"lengthscale_1": jnp.ones(2), "variance_1": jnp.asarray(1e-16)}
     q = {"f_1": gaussian(3, 2, 4), "f": gaussian(2, 4)}
     variational = Variational({"f_1": Points(Z), "f": Points(Z)}, q)
-    t = jax.jit(lambda v: terms(deep, HOW, Sampling(), of, {**inner, **LAST}, v, batch_of()))(
+    t = jax.jit(lambda v: terms(deep, HOW, pg.Layers(), of, {**inner, **LAST}, v, batch_of()))(
         variational
     )
     assert abs(t.expected - last_layer(X).expected) < 1e-6
@@ -209,7 +210,7 @@ def test_an_inner_layer_without_noise_is_a_change_of_inputs():
         {"f_1": Points(X), "f": Points(Z)}, {"f_1": Values(v), "f": gaussian(2, 4)}
     )
     of = layers_of(known, (X,), {"y": Y})
-    t = jax.jit(lambda v: terms(known, HOW, Sampling(), of, LAST, v, batch_of()))(variational)
+    t = jax.jit(lambda v: terms(known, HOW, pg.Layers(), of, LAST, v, batch_of()))(variational)
     exact = last_layer(moved)
     assert abs(t.bound - exact.bound) < 1e-6 and abs(exact.bound - last_layer(X).bound) > 1.0
 
@@ -281,7 +282,13 @@ def test_the_bound_averages_to_what_numpy_gives():
 
     def one(key):
         return terms(
-            latent_deep, HOW, Sampling(K), of, given, q, batch_of(inputs=X[:, :1])._replace(key=key)
+            latent_deep,
+            HOW,
+            pg.Layers(num_importance=K),
+            of,
+            given,
+            q,
+            batch_of(inputs=X[:, :1])._replace(key=key),
         ).expected
 
     ours = np.asarray(jax.jit(jax.vmap(one))(random.split(random.key(0), 4000)))
@@ -407,7 +414,7 @@ def level_bounds(K, num=4000):
         {"f": Points(jnp.zeros((1, 2)))}, {"f": prior}, {"h": FreeGaussian(jnp.zeros((10, 2)))}
     )
     batch = Batch((inputs,), {"y": LEVELS}, jnp.ones(10), random.key(0))
-    sampling = Sampling(K, expected_last=False)
+    sampling = pg.Layers(num_importance=K, expected_last=False)
     one = lambda key: terms(level, HOW, sampling, of, {}, q, batch._replace(key=key)).bound  # noqa: E731
     return np.asarray(
         jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=200))(
@@ -452,7 +459,7 @@ def shuffled(latents):
     @jax.jit
     def bound(latents, batch):
         q = Variational({"f": Points(Z)}, {"f": gaussian(2, 4)}, {"h": latents})
-        return terms(latent, HOW, Sampling(), of, LAST, q, batch).bound
+        return terms(latent, HOW, pg.Layers(), of, LAST, q, batch).bound
 
     value_and_grad = jax.jit(jax.value_and_grad(bound))
     source = ArraySource((inputs,), {"y": y}, B, 0)

@@ -19,7 +19,6 @@ from often import some
 
 import ppl_gp as pg
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import FreeGaussian
 from ppl_gp.deep.structure import structure_of
 from ppl_gp.infer.hyper.space import log_prior
@@ -188,7 +187,7 @@ def same_mean(a, b, slack=0.0):
 @pytest.mark.slow
 def test_a_shallow_bound_is_svgps():
     """With the log prior of the hyperparameter, a point here."""
-    ours, theirs = elbos("flat"), svgp("flat", Sampling(), 1)
+    ours, theirs = elbos("flat"), svgp("flat", pg.Layers(), 1)
     assert abs(ours[0] - theirs[0]) < 1e-9 and np.ptp(ours) < 1e-9
     assert same_mean(bounds(TraceMeanField_ELBO(), "flat"), ours)
 
@@ -197,7 +196,7 @@ def test_a_shallow_bound_is_svgps():
 @pytest.mark.parametrize("name", ["hidden", "layered"])
 def test_the_elbo_is_numpyros_and_svgps_on_average(name):
     ours, numpyros = elbos(name), bounds(TraceMeanField_ELBO(), name)
-    assert same_mean(ours, numpyros) and same_mean(ours, svgp(name, Sampling()))
+    assert same_mean(ours, numpyros) and same_mean(ours, svgp(name, pg.Layers()))
     assert ours.std() < numpyros.std()  # f of the last layer is integrated
     assert same_mean(bounds(pg.ELBO(expected_last=False), name), ours)
 
@@ -209,7 +208,9 @@ def test_the_elbo_is_numpyros_and_svgps_on_average(name):
 )
 def test_importance_weighted_bounds_are_svgps_on_average(name, expected_last):
     elbo = pg.ImportanceWeightedELBO(5, expected_last=expected_last)
-    assert same_mean(bounds(elbo, name), svgp(name, Sampling(5, expected_last=expected_last)))
+    assert same_mean(
+        bounds(elbo, name), svgp(name, pg.Layers(num_importance=5, expected_last=expected_last))
+    )
 
 
 @pytest.mark.slow
@@ -340,7 +341,7 @@ def test_a_model_may_call_subsample():
 @pytest.mark.slow
 @pytest.mark.parametrize("latents", [pg.Free(), pg.Amortised()], ids=["free", "encoder"])
 def test_svgp_takes_latents_in_a_plate_that_subsamples(latents):
-    method = pg.SVGP(inducing=Z2, max_steps=3, latents=latents)
+    method = pg.SVGP(inducing=Z2, max_steps=3, layers=pg.Layers(latents=latents))
     fit = pg.fit(functools.partial(hidden, size=4), method, 0, X, y=Y, throw=False)
     assert fit.result == "completed" and np.isfinite(fit.log_evidence)
 
@@ -436,7 +437,7 @@ def test_a_scale_around_a_site_weighs_its_divergence():
 
     def one(key):
         return terms(
-            annealed, Expectation(), Sampling(), of, hyper, variational, batch._replace(key=key)
+            annealed, Expectation(), pg.Layers(), of, hyper, variational, batch._replace(key=key)
         ).bound
 
     svgp = np.asarray(jax.jit(jax.vmap(one))(random.split(random.key(2), 2000)))
@@ -543,7 +544,7 @@ def test_the_default_encoder_of_a_guide_is_svgps():
     with pytest.raises(
         pg.DataError, match=r"latents=.*entries for \['z'\], and none for the latent 'h'"
     ):
-        pg.fit(gplvm, pg.SVGP(inducing=Z1, latents={"z": pg.Free()}), 0, X, y=Y)
+        pg.fit(gplvm, pg.SVGP(inducing=Z1, layers=pg.Layers(latents={"z": pg.Free()})), 0, X, y=Y)
 
 
 def test_what_does_not_fit_is_a_typed_error():

@@ -23,7 +23,6 @@ from models.gplvm import gplvm
 from models.latent import latent
 from models.latent_deep import latent_deep
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import Encoded, FreeGaussian, mlp_encoder
 from ppl_gp.deep.structure import Structure
 from ppl_gp.sparse.bound import Batch, Variational
@@ -74,7 +73,9 @@ def over_keys(one, num, batch_size=200):
 def expected(K, num):
     """Estimates of the sum over data of the log weights' mean, under FREE."""
     return over_keys(
-        lambda key: bound(Sampling(K), FREE, key).expected, num, 10 if K > 100 else 200
+        lambda key: bound(pg.Layers(num_importance=K), FREE, key).expected,
+        num,
+        10 if K > 100 else 200,
     )
 
 
@@ -130,10 +131,12 @@ def test_more_copies_tighten_the_bound_up_to_the_evidence():
 
 def test_paths_average_and_beta_is_linear_at_one_copy():
     one, two, three = (
-        compiled(Sampling(beta=b), FREE, random.key(3)).bound for b in (0.0, 1.0, 2.0)
+        compiled(pg.Layers(beta=b), FREE, random.key(3)).bound for b in (0.0, 1.0, 2.0)
     )
     assert abs((three - two) - (two - one)) < 1e-9 and one - two > 1.0
-    many = over_keys(lambda key: bound(Sampling(5, num_paths=20), FREE, key).expected, 200)
+    many = over_keys(
+        lambda key: bound(pg.Layers(num_importance=5, num_paths=20), FREE, key).expected, 200
+    )
     single = expected(5, 4000)
     assert abs(many.mean() - single.mean()) < 4 * np.hypot(
         standard_error(many), standard_error(single)
@@ -147,7 +150,7 @@ def gradients(doubly):
 
     def one(key):
         def value(encoder, loc):
-            sampling = Sampling(50, doubly_reparameterised=doubly)
+            sampling = pg.Layers(num_importance=50, doubly_reparameterised=doubly)
             return bound(
                 sampling, eqx.combine(encoder, rest), key, FullGaussian(loc, SCALE)
             ).expected
@@ -173,7 +176,8 @@ def test_the_doubly_reparameterised_gradient_has_the_same_mean_and_less_variance
 def test_the_doubly_reparameterised_bound_is_the_same_number():
     key = random.key(5)
     plain, doubly = (
-        compiled(Sampling(6, doubly_reparameterised=d), FREE, key).bound for d in (False, True)
+        compiled(pg.Layers(num_importance=6, doubly_reparameterised=d), FREE, key).bound
+        for d in (False, True)
     )
     assert abs(plain - doubly) < 1e-12
 
@@ -211,7 +215,9 @@ def pca_bound(K, h, key):
         (jnp.arange(20.0),), {"y": jnp.asarray(YS)}, jnp.ones(20), key, {}, jnp.arange(20)
     )
     variational = Variational({"f": Points(jnp.eye(2))}, {"f": v}, {"h": h})
-    return terms(PCA, Expectation(3), Sampling(K), OF, hyper, variational, batch).bound
+    return terms(
+        PCA, Expectation(3), pg.Layers(num_importance=K), OF, hyper, variational, batch
+    ).bound
 
 
 PCA = functools.partial(gplvm, kernel=linear)
@@ -319,7 +325,7 @@ BAD = {
 def test_what_does_not_fit_is_a_typed_error(model, options, error, words):
     args, kwargs = ((stream(),), {}) if words.startswith("Stream") else ((X,), {"y": Y})
     with pytest.raises(error, match=words):
-        pg.fit(model, SVGP(**options), 0, *args, **kwargs)
+        pg.fit(model, SVGP(layers=pg.Layers(**options)), 0, *args, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +342,9 @@ def fitted(sees):
     rng = np.random.default_rng(5)
     X = rng.uniform(-2, 2, size=(25, 1))
     y = np.sin(2 * X[:, 0]) + rng.choice([-0.7, 0.7], 25) + 0.1 * rng.normal(size=25)
-    method = pg.SVGP(num_inducing=8, max_steps=40, latents=pg.Amortised(sees=sees))
+    method = pg.SVGP(
+        num_inducing=8, max_steps=40, layers=pg.Layers(latents=pg.Amortised(sees=sees))
+    )
     return pg.fit(latent, method, 0, X, y=y)
 
 
@@ -434,7 +442,9 @@ def best_factorised(sd):
 @pytest.mark.parametrize("latents", [pg.Amortised(), pg.Free()], ids=["encoder", "free"])
 @pytest.mark.parametrize("sd", [0.3, 0.1, 0.03])
 def test_uncertain_inputs_reach_the_best_factorised_bound(sd, latents, seed, tmp_path):
-    fit = pg.fit(uncertain, pg.SVGP(latents=latents), seed, AT[:, None], sd, y=SEEN)
+    fit = pg.fit(
+        uncertain, pg.SVGP(layers=pg.Layers(latents=latents)), seed, AT[:, None], sd, y=SEEN
+    )
     bound, mean = best_factorised(sd)
     error = fit.stats["log_evidence_se"]
     assert abs(fit.log_evidence - bound) < 4.0 * error + 0.3  # of a few draws the error is rough

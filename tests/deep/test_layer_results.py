@@ -32,7 +32,11 @@ y = np.sin(2.0 * X[:, 0]) * np.where(np.arange(N) % 2, 1.0, -1.0) + 0.1 * rng.no
 def latent_fit(request):
     return pg.fit(
         latent,
-        pg.SVGP(num_inducing=12, max_steps=200, latents=request.param, num_importance=3),
+        pg.SVGP(
+            num_inducing=12,
+            max_steps=200,
+            layers=pg.Layers(latents=request.param, num_importance=3),
+        ),
         0,
         X,
         y=y,

@@ -18,7 +18,6 @@ from numpyro import handlers
 
 import ppl_gp as pg
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.errors import FitError, Result
 from ppl_gp.infer.hyper import map as search
 from ppl_gp.infer.svgp import step as training
@@ -86,7 +85,9 @@ def test_a_scale_around_a_latent_weighs_its_divergence():
     def bound(scale):
         kwargs = {"y": test_latent.Y, "scale": scale}
         batch = Batch((test_latent.X,), kwargs, jnp.ones(5), jax.random.key(1))
-        found = [terms(annealed, Expectation(), Sampling(), test_latent.OF, {}, variational, batch)]
+        found = [
+            terms(annealed, Expectation(), pg.Layers(), test_latent.OF, {}, variational, batch)
+        ]
         return found[0].bound
 
     packed = np.asarray(test_latent.FREE.packed)

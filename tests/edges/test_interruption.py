@@ -98,7 +98,7 @@ def test_the_collapsed_climb_keeps_whole_chunks(monkeypatch):
     """Its first chunk is done from each of several starts, and the best goes on; a climb that has
     ended may be followed by another, from elsewhere.
     """
-    y, method = np.sin(2 * X[:, 0]), pg.SVGP(num_inducing=6, collapsed=True)
+    y, method = np.sin(2 * X[:, 0]), pg.CollapsedSVGP(num_inducing=6)
     real_climb, real_stages, climbs, starts = collapsed._climb, collapsed._stages, [], []
 
     def counting(*args):

@@ -1,17 +1,23 @@
 """Numbers of configurations that are none: named with their value, before any work."""
 
+from inspect import unwrap
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import ppl_gp as pg
 from ppl_gp.settings import require_positive, require_whole
+from ppl_gp.sparse import svgp
 
+SPARSE = pg.SVGP, pg.CollapsedSVGP
 WHOLE = {
-    "max_steps": (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid, pg.SVGP),
-    "num_nodes": (pg.EP, pg.VI, pg.SVGP),
+    "max_steps": (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid, *SPARSE),
+    "num_nodes": (pg.EP, pg.VI, pg.Expectation),
     "restarts": (pg.MAP, pg.Grid),
-    "num_inducing": (pg.SVGP,),
+    "num_inducing": SPARSE,
     "batch_size": (pg.SVGP,),
+    "num_importance": (pg.Layers,),
 }
 
 
@@ -57,9 +63,18 @@ def test_tolerances_are_positive(value):
     [
         ({"hyper": {"lengthscale": 1.0}}, "hyper=Fixed"),
         ({"learning_rate": -0.05}, "learning_rate=-0.05"),
-        ({"warm_up": -1}, "warm_up=-1"),
     ],
 )
 def test_natural_mistakes_with_svgp_are_told(options, words):
     with pytest.raises(pg.DataError, match=words):
         pg.SVGP(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("training", "adam"), ("layers", pg.Free()), ("checkpoint", "run")]
+)
+def test_a_part_of_another_kind_is_told(name, value):
+    """By the check alone: here the annotations are checked before it."""
+    method = SimpleNamespace(**(vars(pg.SVGP()) | {name: value}))
+    with pytest.raises(pg.DataError, match=rf"SVGP\({name}=.*give {name}=pg\.\w+\(\.\.\.\)"):
+        unwrap(svgp._require_parts)(method)

@@ -111,7 +111,7 @@ def test_fit_returns_exact_regression(problem):
 
 
 @pytest.mark.parametrize("constant", [1.0, 1e8])
-@pytest.mark.parametrize("method", [pg.Laplace(), pg.SVGP(collapsed=True)], ids=["dense", "sparse"])
+@pytest.mark.parametrize("method", [pg.Laplace(), pg.CollapsedSVGP()], ids=["dense", "sparse"])
 def test_joint_covariances_under_a_wide_prior(constant, method, problem):
     """f = g + b, b ~ N(0, constant): the covariance by that of g alone and by b's, which lose no
     digits to the constant; what is left is the jitter that fits report, and its rounding.

@@ -191,7 +191,7 @@ def narrow(X, y=None):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:SVGP")
+@pytest.mark.filterwarnings("ignore:(SVGP|Expectation)")
 def test_a_sparse_fit_tells_the_error_of_its_nodes():
     """Against the same bound with many nodes, at the same q(u) and hyperparameters."""
     X, y = np.linspace(0.0, 5.0, 12)[:, None], np.array([0.0, 0.5] * 6)
@@ -217,7 +217,7 @@ def test_a_sparse_fit_tells_the_error_of_its_nodes():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:SVGP")
+@pytest.mark.filterwarnings("ignore:(SVGP|Expectation)")
 def test_the_error_of_nodes_does_not_depend_on_the_order_of_the_data():
     """Sorted data whose likelihood is narrow in the second half only: as from the other end, up to
     which rows were looked at.

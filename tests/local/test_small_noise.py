@@ -12,7 +12,6 @@ from scipy.optimize import minimize
 
 import ppl_gp as pg
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.structure import Structure
 from ppl_gp.local.method import log_evidence
 from ppl_gp.reading.factors import read
@@ -150,7 +149,7 @@ def sparse(hyper, noise, y):
     inducing = Points(jnp.asarray(LINE[::2] + 0.05))
     q = FullGaussian(jnp.linspace(-1.0, 1.0, inducing.num), 0.1 * jnp.eye(inducing.num))
     at, of = Variational({"f": inducing}, {"f": q}), Structure(("f",), (), (), (), ("f",))
-    args = (Expectation(16), Sampling(), of, hyper, at, _batch(noise, y))
+    args = (Expectation(16), pg.Layers(), of, hyper, at, _batch(noise, y))
     return terms(smooth, *args).bound
 
 

@@ -42,7 +42,7 @@ def hidden(X, y=None):
 
 @pytest.fixture(scope="module")
 def hidden_fit():
-    method = pg.SVGP(num_inducing=10, max_steps=60, latents=pg.Free())
+    method = pg.SVGP(num_inducing=10, max_steps=60, layers=pg.Layers(latents=pg.Free()))
     return pg.fit(hidden, method, 0, X_hidden, y=Y_hidden[:, 0])
 
 

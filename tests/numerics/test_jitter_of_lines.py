@@ -26,7 +26,7 @@ KERNELS = {
 METHODS = {
     "laplace": pg.Laplace(),
     "ep": pg.EP(),
-    "svgp": pg.SVGP(num_inducing=20, collapsed=True),
+    "svgp": pg.CollapsedSVGP(num_inducing=20),
 }
 CHEAP = [("line", "laplace"), ("line", "svgp"), ("scaled", "laplace")]
 CASES = [

@@ -25,6 +25,9 @@ from ppl_gp.results.fit import Fit
 TESTS = Path(__file__).parents[1]
 CONFIGURATIONS = (
     pg.Checkpoint,
+    pg.Training,
+    pg.Layers,
+    pg.Expectation,
     pg.Free,
     pg.Amortised,
     pg.SparsePosterior,

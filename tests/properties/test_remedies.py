@@ -569,24 +569,24 @@ ROWS = {
         lambda: pg.SVGP(hyper=pg.Fixed({"c": 1.0})),
     ),
     "a class as hyper of SVGP": row(
-        r"give an instance, MAP\(\.\.\.\)",
+        r"SVGP\(hyper=MAP\): give MAP\(\)",
         lambda: pg.SVGP(hyper=pg.MAP),
         lambda: pg.SVGP(hyper=pg.MAP()),
     ),
     "a wrong covariance": row(
         "give one of .*'full'",
-        lambda: pg.SVGP(covariance="half"),
-        lambda: pg.SVGP(covariance="full"),
+        lambda: pg.SVGP(training=pg.Training(covariance="half")),
+        lambda: pg.SVGP(training=pg.Training(covariance="full")),
     ),
     "beta of zero": row(
-        "only natural=False",
-        lambda: pg.SVGP(beta=0.0),
-        lambda: pg.SVGP(beta=0.0, natural=False),
+        r"only Training\(natural=False\)",
+        lambda: pg.SVGP(layers=pg.Layers(beta=0.0)),
+        lambda: pg.SVGP(layers=pg.Layers(beta=0.0), training=pg.Training(natural=False)),
     ),
     "a natural rate of two": row(
-        r"give a step size in \(0, 1\]",
-        lambda: pg.SVGP(natural_rate=2.0),
-        lambda: pg.SVGP(natural_rate=1.0),
+        r"give a size in \(0, 1\]",
+        lambda: pg.SVGP(training=pg.Training(natural_rate=2.0)),
+        lambda: pg.SVGP(training=pg.Training(natural_rate=1.0)),
     ),
     "a rule for points": row(
         "give one of .*an array Z, or inducing variables",
@@ -769,7 +769,9 @@ ROWS = {
     "latents of a fit that has none": row(
         r"fit a model with latents by SVGP\(\)",
         asked(lambda fit: fit.infer_latents(0, X, Y)),
-        lambda: fit(units, X, method=sparse(latents=pg.Amortised())).infer_latents(0, X, Y),
+        lambda: fit(
+            units, X, method=sparse(layers=pg.Layers(latents=pg.Amortised()))
+        ).infer_latents(0, X, Y),
         slow=True,
     ),
     "batches of a process": row(

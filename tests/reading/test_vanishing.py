@@ -148,7 +148,7 @@ def grouped(x, group, y=None):
 @pytest.mark.parametrize(
     "method",
     [
-        pg.SVGP(num_inducing=15, collapsed=True),
+        pg.CollapsedSVGP(num_inducing=15),
         pytest.param(pg.SVGP(num_inducing=15, max_steps=2000), marks=pytest.mark.slow),
         pytest.param(pg.Laplace(), marks=pytest.mark.slow),
     ],

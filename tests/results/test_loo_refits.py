@@ -54,7 +54,7 @@ METHODS = {
     "vi": pg.VI(hyper=FIXED),
     "bound": pg.LocalBound(hyper=FIXED),
     "svgp": pg.SVGP(**SPARSE, max_steps=200),
-    "collapsed": pg.SVGP(**SPARSE, collapsed=True),
+    "collapsed": pg.CollapsedSVGP(**SPARSE),
     "nuts": pg.NUTS(num_warmup=300, num_samples=8000, num_chains=1),
 }
 # A local method is exact, to rounding in nats. A sparse one's cavity leaves out how the other rows'

@@ -355,8 +355,9 @@ def test_what_is_looked_at_in_a_pass_is_few_rows_all_over_it():
 
 def test_a_method_of_all_data_takes_no_stream():
     """It ended in an error about the shape of a kernel's inputs."""
-    with pytest.raises(pg.DataError, match=r"Laplace\(\) was given a Stream.*SVGP\(\)"):
-        pg.fit(lambda X, y=None: None, pg.Laplace(), 0, pg.Stream([], num_data=3))
+    for method, name in ((pg.Laplace(), "Laplace"), (pg.CollapsedSVGP(), "CollapsedSVGP")):
+        with pytest.raises(pg.DataError, match=rf"^{name}\(\) was given a Stream.* SVGP\(\)"):
+            pg.fit(lambda X, y=None: None, method, 0, pg.Stream([], num_data=3))
 
 
 @pytest.mark.filterwarnings("ignore:SVGP.*more inducing")

@@ -508,7 +508,7 @@ METHODS = {
     "ep": (pg.EP(), 1e-6),
     "vi": (pg.VI(), 1e-6),
     "svgp": (pg.SVGP(inducing=SLOPED, train_inducing=False, max_steps=30), 1e-4),
-    "collapsed": (pg.SVGP(inducing=SLOPED, train_inducing=False, collapsed=True), 1e-4),
+    "collapsed": (pg.CollapsedSVGP(inducing=SLOPED, train_inducing=False), 1e-4),
     "minibatch": (
         pg.SVGP(inducing=SLOPED, train_inducing=False, batch_size=4, max_steps=1000),
         0.02,

@@ -60,17 +60,17 @@ def at_mode(X, y, lengthscale=0.2):
 
 
 @pytest.mark.parametrize(
-    ("options", "seeds"),
+    ("method", "seeds"),
     [
-        ({"collapsed": True}, range(4)),
-        pytest.param({"batch_size": 100}, range(5), marks=pytest.mark.slow),
-        pytest.param({"max_steps": 1000}, range(4), marks=pytest.mark.slow),
-        pytest.param({}, range(3), marks=pytest.mark.slow),
+        (pg.CollapsedSVGP(60), range(4)),
+        pytest.param(pg.SVGP(60, batch_size=100), range(5), marks=pytest.mark.slow),
+        pytest.param(pg.SVGP(60, max_steps=1000), range(4), marks=pytest.mark.slow),
+        pytest.param(pg.SVGP(60), range(3), marks=pytest.mark.slow),
     ],
 )
-def test_default_points_give_the_evidence_whatever_the_start(options, seeds):
+def test_default_points_give_the_evidence_whatever_the_start(method, seeds):
     X, y = waves(500)
-    exact, method = at_mode(X, y), pg.SVGP(num_inducing=60, **options)
+    exact = at_mode(X, y)
     for seed in seeds:
         fit = pg.fit(regression, method, seed, X, y=y)
         assert fit.stats["num_inducing"] == 60
@@ -120,7 +120,7 @@ def test_minibatches_do_not_leave_a_start_while_q_lags(seed):
     "method",
     [
         pg.Laplace(),
-        pg.SVGP(num_inducing=60, collapsed=True),
+        pg.CollapsedSVGP(num_inducing=60),
         pytest.param(pg.VI(), marks=pytest.mark.slow),
         pytest.param(pg.Laplace(hyper=pg.MAP(restarts=3)), marks=pytest.mark.slow),
     ],
@@ -135,16 +135,16 @@ def test_a_search_does_not_end_where_noise_explains_all(method):
 
 
 @pytest.mark.parametrize(
-    ("options", "tol"),
+    ("method", "tol"),
     [
-        ({"collapsed": True, "max_steps": 10}, 1e-6),
-        pytest.param({"collapsed": True}, 1e-3, marks=pytest.mark.slow),
-        pytest.param({"max_steps": 40}, 1e-6, marks=pytest.mark.slow),
-        pytest.param({"max_steps": 40, "batch_size": 30}, 1e-6, marks=pytest.mark.slow),
-        pytest.param({}, 0.01, marks=pytest.mark.slow),
+        (pg.CollapsedSVGP(12, max_steps=10), 1e-6),
+        pytest.param(pg.CollapsedSVGP(12), 1e-3, marks=pytest.mark.slow),
+        pytest.param(pg.SVGP(12, max_steps=40), 1e-6, marks=pytest.mark.slow),
+        pytest.param(pg.SVGP(12, max_steps=40, batch_size=30), 1e-6, marks=pytest.mark.slow),
+        pytest.param(pg.SVGP(12), 0.01, marks=pytest.mark.slow),
     ],
 )
-def test_the_scale_of_inputs_changes_nothing_where_priors_follow(options, tol):
+def test_the_scale_of_inputs_changes_nothing_where_priors_follow(method, tol):
     """Bounds differed by half a nat, and runs in units of 1e-4 did not settle in 3000 steps."""
     rng = np.random.default_rng(14)
     X = rng.uniform(0, 6, (40, 2))
@@ -160,7 +160,6 @@ def test_the_scale_of_inputs_changes_nothing_where_priors_follow(options, tol):
 
     found = []
     for scale in np.array([[1.0, 1.0], [1e-3, 1e-3], [1e3, 1e-3]]):
-        method = pg.SVGP(num_inducing=12, **options)
         fit = pg.fit(model, method, 0, scale * X, scale, y=y, throw=False)
         found.append((fit.log_evidence, *(fit.hyper["lengthscale"] / scale)))
     np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=tol)
@@ -170,7 +169,7 @@ def test_the_scale_of_inputs_changes_nothing_where_priors_follow(options, tol):
 def test_other_length_scales_are_around_the_inputs_as_well():
     """Inputs of 1e-3 under a prior around 1 ended with noise for everything, 447 nats low."""
     X, y = waves(500)
-    fit = pg.fit(regression, pg.SVGP(num_inducing=60, collapsed=True), 0, 1e-3 * X, y=y)
+    fit = pg.fit(regression, pg.CollapsedSVGP(num_inducing=60), 0, 1e-3 * X, y=y)
     assert abs(fit.log_evidence - at_mode(1e-3 * X, y, 2e-4)) < 0.01 * len(y)
 
 
@@ -237,7 +236,7 @@ def test_what_more_points_would_add_is_covered():
     names = ("lengthscale", "variance", "noise")
     for values in [(2.0, 1.0, 0.3), (0.6, 1.0, 0.3), (0.2, 1.0, 0.3), (0.05, 0.5, 0.7)]:
         held = pg.Fixed(dict(zip(names, values, strict=True)))
-        method = pg.SVGP(inducing=Z, train_inducing=False, collapsed=True, hyper=held)
+        method = pg.CollapsedSVGP(inducing=Z, train_inducing=False, hyper=held)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fit = pg.fit(regression, method, 0, X, y=y)
@@ -346,7 +345,7 @@ def test_where_every_row_is_an_inducing_point_the_jitter_is_named():
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dist.Normal(f, scale), obs=y)
 
-    method = pg.SVGP(collapsed=True)
+    method = pg.CollapsedSVGP()
     with pytest.warns(UserWarning, match=r"Give GP\(\.\.\., jitter=\) a smaller value"):
         fit = pg.fit(model, method, 0, X, y=np.sin(X))
     assert fit.stats["num_inducing"] == len(X)

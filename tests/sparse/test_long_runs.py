@@ -26,7 +26,6 @@ from small_fits import classifier
 
 import ppl_gp as pg
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, FitError, Result, StoreError
 from ppl_gp.infer.sources import ArraySource, Stream
@@ -42,6 +41,7 @@ from ppl_gp.sparse.families import FullGaussian
 
 N, B, STEPS, CHUNK = 60, 20, 20, 5
 METHOD = pg.SVGP(num_inducing=8, batch_size=B, max_steps=STEPS)
+WHOLE_STEPS = pg.Training(natural_rate=1.0)
 OF = Structure(("f",), (), (), (), ("f",))  # one GP at given inputs
 HYPER = {"lengthscale": jnp.asarray(1.2), "variance": jnp.asarray(2.0)}
 
@@ -163,7 +163,7 @@ def parts(model, batch):
     scale = np.tril(0.2 * rng.normal(size=(8, 8))) + 0.5 * np.eye(8)
     q = FullGaussian(jnp.asarray(rng.normal(size=8)), jnp.asarray(scale))
     inducing = Variational({"f": pg.Points(jnp.asarray(rng.normal(size=(8, 2))))}, {"f": q})
-    found = terms(model, Expectation(), Sampling(), OF, HYPER, inducing, batch)
+    found = terms(model, Expectation(), pg.Layers(), OF, HYPER, inducing, batch)
     return found.expected, found.bound
 
 
@@ -225,7 +225,7 @@ def bound_of(hyper, latent):
     q = FullGaussian(latent.mean, jnp.linalg.cholesky(jnp.eye(8) - latent.reduction))
     batch = Batch((X,), {"y": y}, jnp.ones(N), jax.random.key(0))
     inducing = Variational({"f": latent.inducing}, {"f": q})
-    return terms(classifier, Expectation(), Sampling(), OF, hyper, inducing, batch).bound
+    return terms(classifier, Expectation(), pg.Layers(), OF, hyper, inducing, batch).bound
 
 
 @pytest.mark.slow
@@ -499,7 +499,7 @@ def test_additive_is_what_is_proved_whatever_the_data():
 def test_a_run_that_falls_below_its_start_has_diverged():
     X, y = line()
     items = [(X[i : i + 8], y[i : i + 8]) for i in range(0, 32, 8)]
-    wild = held(X, natural=False, learning_rate=_wild, max_steps=40)
+    wild = held(X, training=pg.Training(natural=False), learning_rate=_wild, max_steps=40)
     fit = pg.fit(regression, wild, 0, Stream(items, 32), throw=False)
     assert fit.result == Result.diverged and fit.stats["bounds"][-1] < fit.stats["bounds"][0]
     assert fit.stats["first_batch_only"] is True
@@ -666,7 +666,9 @@ def interrupted(folder, step=12, **settings):
 
 
 @pytest.mark.one_case
-@pytest.mark.parametrize("settings", [{}, {"num_draws": 3}], ids=["quadrature", "draws"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"expectation": pg.Expectation(num_draws=3)}], ids=["quadrature", "draws"]
+)
 def test_resumed_run_has_the_numbers_of_an_uninterrupted_one(settings, tmp_path):
     interrupted(tmp_path, **settings)
     fit = fitted(Stream(batches(3), N), method=with_checkpoints(tmp_path, **settings))
@@ -739,7 +741,7 @@ def test_ten_kills_lose_nothing(tmp_path):
 def test_finished_run_is_not_run_again(tmp_path):
     """Neither one that made all steps nor one that had ended by itself."""
     X, y = data()
-    method = with_checkpoints(tmp_path, patience=3, natural_rate=1.0, learning_rate=5.0)
+    method = with_checkpoints(tmp_path, patience=3, training=WHOLE_STEPS, learning_rate=5.0)
     first = fitted(X, y=y, method=method)
     assert first.result == Result.converged and first.stats["steps"] < STEPS
     again = fitted(X, y=y, method=method)
@@ -813,10 +815,16 @@ def test_a_run_is_known_by_the_code_of_its_model_and_what_that_reads(ours, same,
     "ours, same, other",
     [
         [{"learning_rate": optax.constant_schedule(r)} for r in (0.01, 0.01, 0.2)],
-        [{"natural_rate": lambda step, r=r: r} for r in (0.01, 0.01, 0.2)],
-        [{"optimiser": functools.partial(optax.sgd, momentum=r)} for r in (0.5, 0.5, 0.9)],
+        [{"training": pg.Training(natural_rate=lambda step, r=r: r)} for r in (0.01, 0.01, 0.2)],
+        [
+            {"training": pg.Training(optimiser=functools.partial(optax.sgd, momentum=r))}
+            for r in (0.5, 0.5, 0.9)
+        ],
         [{"hyper": pg.MAP(init={"variance": r, "lengthscale": 1.0})} for r in (0.5, 0.5, 0.9)],
-        [{"latents": {"h": pg.Free(init=np.full(3, r))}} for r in (0.5, 0.5, 0.9)],
+        [
+            {"layers": pg.Layers(latents={"h": pg.Free(init=np.full(3, r))})}
+            for r in (0.5, 0.5, 0.9)
+        ],
     ],
     ids=["schedule", "lambda", "optimiser", "start", "latents"],
 )
@@ -849,6 +857,12 @@ def test_checkpoint_of_another_run(saved, tmp_path):
         "num_data was 60 and is 59": lambda: fitted(X[1:], y=y[1:], method=method),
         "method was .*max_steps=20.*max_steps=19": lambda: fitted(
             X, y=y, method=dataclasses.replace(method, max_steps=19)
+        ),
+        r"method was .*natural_rate=None.* and is .*natural_rate=0\.5": lambda: fitted(
+            X, y=y, method=dataclasses.replace(method, training=pg.Training(natural_rate=0.5))
+        ),
+        r"method was .*num_paths=1.* and is .*num_paths=2": lambda: fitted(
+            X, y=y, method=dataclasses.replace(method, layers=pg.Layers(num_paths=2))
         ),
         "method was .*learning_rate": lambda: fitted(
             X, y=y, method=dataclasses.replace(method, learning_rate=0.1)
@@ -1083,7 +1097,9 @@ def test_patience_ends_a_run_that_no_longer_gains():
     """The bound's average over three steps fell: by a learning rate that is far too large."""
     X, y = data()
     fit = fitted(
-        X, y=y, method=dataclasses.replace(METHOD, patience=3, natural_rate=1.0, learning_rate=5.0)
+        X,
+        y=y,
+        method=dataclasses.replace(METHOD, patience=3, training=WHOLE_STEPS, learning_rate=5.0),
     )
     bounds = fit.stats["bounds"]
     assert fit.result == Result.converged and len(bounds) < STEPS
@@ -1097,7 +1113,9 @@ def test_patience_ends_a_run_that_no_longer_gains():
 def test_warm_up_holds_hyperparameters_and_inducing_points():
     X, y = data()
     start, Z = {"lengthscale": 0.7, "variance": 1.3}, X[:8]
-    method = dataclasses.replace(METHOD, hyper=pg.MAP(init=start), inducing=Z, warm_up=STEPS)
+    method = dataclasses.replace(
+        METHOD, hyper=pg.MAP(init=start), inducing=Z, training=pg.Training(warm_up=STEPS)
+    )
     held = fitted(X, y=y, method=method)
     np.testing.assert_allclose([held.hyper[k] for k in start], list(start.values()), rtol=1e-12)
     np.testing.assert_allclose(held.inducing.Z, Z, rtol=1e-12)
@@ -1105,7 +1123,9 @@ def test_warm_up_holds_hyperparameters_and_inducing_points():
         held.stats["bounds"][-1] > held.stats["bounds"][0]
         and np.abs(held.latent["f"].mean).max() > 0.1
     )
-    moved = fitted(X, y=y, method=dataclasses.replace(method, warm_up=STEPS - 1))
+    moved = fitted(
+        X, y=y, method=dataclasses.replace(method, training=pg.Training(warm_up=STEPS - 1))
+    )
     assert (
         abs(moved.hyper["lengthscale"] - 0.7) > 1e-4 and np.abs(moved.inducing.Z - Z).max() > 1e-4
     )
@@ -1122,7 +1142,8 @@ def test_schedules():
     plain = array_fit().stats["bounds"]
     cosine = optax.cosine_decay_schedule(0.05, STEPS, alpha=0.01)
     decay = optax.exponential_decay(0.1, STEPS, 0.1)
-    same_rates = dataclasses.replace(METHOD, learning_rate=cosine, natural_rate=decay)
+    training = pg.Training(natural_rate=decay)
+    same_rates = dataclasses.replace(METHOD, learning_rate=cosine, training=training)
     np.testing.assert_allclose(fitted(X, y=y, method=same_rates).stats["bounds"], plain, rtol=1e-10)
     other = fitted(X, y=y, method=dataclasses.replace(METHOD, learning_rate=_constant)).stats[
         "bounds"

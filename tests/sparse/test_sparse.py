@@ -15,7 +15,6 @@ import small_fits
 
 import ppl_gp as pg
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.structure import Structure
 from ppl_gp.local.method import log_evidence
 from ppl_gp.numerics.linalg import add_diagonal
@@ -75,7 +74,11 @@ def on_all_points():
     """SVGP with Z = X, and VI, at the same hyperparameters."""
     X, y, _ = data()
     sparse = pg.fit(
-        small_fits.classifier, pg.SVGP(inducing=X, num_nodes=64, tol=1e-9, **HELD), 0, X, y=y
+        small_fits.classifier,
+        pg.SVGP(inducing=X, expectation=pg.Expectation(num_nodes=64), tol=1e-9, **HELD),
+        0,
+        X,
+        y=y,
     )
     return sparse, pg.fit(small_fits.classifier, pg.VI(hyper=FIXED), 0, X, y=y)
 
@@ -102,7 +105,7 @@ def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inferen
     def bound(hyper):
         inducing = Variational({"f": latent.inducing}, {"f": q})
         batch, model = batch_of(X, y), small_fits.classifier
-        return terms(model, Expectation(64), Sampling(), OF, hyper, inducing, batch).bound
+        return terms(model, Expectation(64), pg.Layers(), OF, hyper, inducing, batch).bound
 
     def full(hyper):
         factors = read(small_fits.classifier, X, y=y, hyper=hyper)
@@ -149,7 +152,7 @@ def test_one_natural_step_is_the_collapsed_optimum():
     Z, hyper = X[:12], {"lengthscale": 0.8, "variance": 1.5, "noise": 0.3}
     held = {"inducing": Z, "train_inducing": False, "hyper": pg.Fixed(hyper)}
     by_steps = pg.fit(regression, pg.SVGP(max_steps=20, **held), 0, X, y=y)
-    in_closed_form = pg.fit(regression, pg.SVGP(collapsed=True, **held), 0, X, y=y)
+    in_closed_form = pg.fit(regression, pg.CollapsedSVGP(**held), 0, X, y=y)
     assert abs(by_steps.stats["bounds"][1] - by_steps.stats["bounds"][-1]) < 1e-8
     assert abs(by_steps.log_evidence - in_closed_form.log_evidence) < 1e-8
     # Titsias (2009, eq. 9): log N(y | m, Q + noise^2 I) - tr(K - Q) / (2 noise^2).
@@ -187,7 +190,7 @@ def test_the_collapsed_bound_has_the_right_gradient():
 @pytest.mark.slow
 def test_the_collapsed_climb_reaches_a_stationary_point_and_the_stochastic_run_does_not_pass_it():
     X, y = gaussian()
-    climbed = pg.fit(regression, pg.SVGP(num_inducing=15, collapsed=True), 0, X, y=y)
+    climbed = pg.fit(regression, pg.CollapsedSVGP(num_inducing=15), 0, X, y=y)
     trained = pg.fit(regression, pg.SVGP(num_inducing=15, max_steps=400), 0, X, y=y)
     exact = pg.fit(regression, pg.Laplace(hyper=pg.Fixed(climbed.hyper)), 0, X, y=y)
     assert climbed.result == "converged" and trained.result in ("converged", "completed")
@@ -199,11 +202,11 @@ def test_the_collapsed_climb_reaches_a_stationary_point_and_the_stochastic_run_d
 def test_collapsed_refuses_what_it_cannot_do():
     X, y, _ = data()
     with pytest.raises(pg.ModelError, match="not Gaussian"):
-        pg.fit(small_fits.classifier, pg.SVGP(collapsed=True), 0, X, y=y)
+        pg.fit(small_fits.classifier, pg.CollapsedSVGP(), 0, X, y=y)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"natural": False}], ids=str)
+@pytest.mark.parametrize("options", [{"training": pg.Training(natural=False)}], ids=["adam"])
 def test_parameterisations_reach_the_same_optimum(options):
     X, y, X_new = data()
     common = {"inducing": X[:10], "learning_rate": 0.02, "max_steps": 3000}
@@ -221,7 +224,11 @@ def test_a_diagonal_covariance_is_a_looser_bound():
     X, y, _ = data()
     full = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:10], **HELD), 0, X, y=y)
     diagonal = pg.SVGP(
-        inducing=X[:10], covariance="diagonal", learning_rate=0.1, max_steps=1000, **HELD
+        inducing=X[:10],
+        training=pg.Training(covariance="diagonal"),
+        learning_rate=0.1,
+        max_steps=1000,
+        **HELD,
     )
     assert (
         pg.fit(small_fits.classifier, diagonal, 0, X, y=y).log_evidence < full.log_evidence - 0.01
@@ -363,18 +370,26 @@ def unseen_latent(X, y=None):
     unit_regression(X, y)
 
 
+WEIGHED = pg.Layers(beta=4.0)
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     "model, options, kwargs",
     [
-        (unit_regression, {"beta": 4.0}, {}),
+        (unit_regression, {"layers": WEIGHED}, {}),
         (unit_regression, {}, {"scale": 4.0}),
         (
             unit_regression,
-            {"beta": 4.0, "natural": False, "learning_rate": 0.1, "max_steps": 600},
+            {
+                "layers": WEIGHED,
+                "training": pg.Training(natural=False),
+                "learning_rate": 0.1,
+                "max_steps": 600,
+            },
             {},
         ),
-        (unseen_latent, {"beta": 4.0, "natural_rate": 1.0}, {}),
+        (unseen_latent, {"layers": WEIGHED, "training": pg.Training(natural_rate=1.0)}, {}),
     ],
     ids=["natural", "handler", "adam", "layers"],
 )
@@ -408,9 +423,7 @@ def test_the_weight_of_the_divergence_tempers_the_likelihood(model, options, kwa
 @pytest.mark.parametrize("beta", [0.0, -1.0, np.inf, np.nan])
 def test_a_weight_that_no_natural_gradient_can_have(beta):
     with pytest.raises(pg.DataError, match="beta="):
-        pg.SVGP(beta=beta)
-    with pytest.raises(pg.DataError, match="collapsed=True, beta=2"):
-        pg.SVGP(collapsed=True, beta=2.0)
+        pg.SVGP(layers=pg.Layers(beta=beta))
 
 
 def observed_as(likelihood, X, y=None, units=None, size=None):
@@ -449,7 +462,7 @@ def test_a_likelihood_that_is_nearly_gaussian_has_no_collapsed_bound(likelihood)
     """Kinks far from where anybody looks: the proof is on the program, not at points."""
     X, y = gaussian()
     with pytest.raises(pg.ModelError, match="not Gaussian"):
-        pg.fit(functools.partial(observed_as, likelihood), pg.SVGP(collapsed=True), 0, X, y=y)
+        pg.fit(functools.partial(observed_as, likelihood), pg.CollapsedSVGP(), 0, X, y=y)
 
 
 @pytest.mark.one_case
@@ -474,7 +487,7 @@ def test_the_collapsed_bound_is_of_one_function_and_all_data(model, kwargs, word
     X, y = gaussian()
     y = np.stack([y, -y]) if "units" in getattr(model, "keywords", {}) else y
     with pytest.raises(pg.ModelError, match=words):
-        pg.fit(model, pg.SVGP(collapsed=True), 0, X, y=y, **kwargs)
+        pg.fit(model, pg.CollapsedSVGP(), 0, X, y=y, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -515,9 +528,8 @@ def test_more_functions_than_cubature_serves_make_an_estimate_that_says_so():
     X = gaussian()[0]
     y = np.digitize(X[:, 0], [-0.7, 0.0, 0.7])
     method = pg.SVGP(inducing=X[:8], train_inducing=False, max_steps=60, hyper=pg.Fixed({}))
-    fit, finer = (
-        pg.fit(softmax, m, 0, X, y=y) for m in (method, dataclasses.replace(method, num_draws=100))
-    )
+    more = dataclasses.replace(method, expectation=pg.Expectation(num_draws=100))
+    fit, finer = (pg.fit(softmax, m, 0, X, y=y) for m in (method, more))
     assert (
         fit.result == "completed"
         and fit.stats["failed_steps"] == 0

@@ -204,7 +204,7 @@ def test_a_q_of_each_datum_that_is_asked_for_is_not_integrated_away():
             e = numpyro.sample("e", dist.Normal(0.0, 0.5))
             numpyro.sample("y", dist.Poisson(jnp.exp(f + u[group] + e)), obs=y)
 
-    method = pg.SVGP(num_inducing=8, max_steps=2, latents=pg.Free())
+    method = pg.SVGP(num_inducing=8, max_steps=2, layers=pg.Layers(latents=pg.Free()))
     with pytest.raises(pg.ModelError, match=r"maximise \['u'\].*\['e'\].*as `latents` or"):
         pg.fit(rows, method, 0, X, group, y=rng.poisson(np.exp(eta)))
 

@@ -144,7 +144,7 @@ def test_minibatches_and_the_order_of_groups_do_not_matter():
     schedule = lambda step: 1.0 / (10.0 + 0.2 * step)  # noqa: E731
     part = pg.SVGP(
         hyper=HELD, inducing=X, train_inducing=False, max_steps=4000, batch_size=4,
-        natural_rate=schedule,
+        training=pg.Training(natural_rate=schedule),
     )  # fmt: skip
     fit = pg.fit(outputs, part, 0, X, W, group, y=y, throw=False)
     sd = np.sqrt(whole.sites["u"].variance)

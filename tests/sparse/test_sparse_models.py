@@ -296,7 +296,16 @@ def test_natural_gradients_stay_in_the_cone_where_the_likelihood_is_not_log_conc
     y = np.sin(X[:, 0])
     y[::5] += 8.0
     fit = pg.fit(
-        robust, pg.SVGP(inducing=X, train_inducing=False, num_nodes=64, max_steps=200), 0, X, y=y
+        robust,
+        pg.SVGP(
+            inducing=X,
+            train_inducing=False,
+            expectation=pg.Expectation(num_nodes=64),
+            max_steps=200,
+        ),
+        0,
+        X,
+        y=y,
     )
     vi = pg.fit(robust, pg.VI(), 0, X, y=y)
     assert np.isfinite(fit.stats["bounds"]).all()
@@ -311,7 +320,7 @@ def test_steep_expectations_settle():
         inducing=X,
         train_inducing=False,
         hyper=pg.Fixed({"variance": 4.0}),
-        num_nodes=64,
+        expectation=pg.Expectation(num_nodes=64),
         max_steps=400,
     )
     fit = pg.fit(counts, method, 0, X, y=y)
@@ -323,12 +332,13 @@ def test_steep_expectations_settle():
     ("make", "words"),
     [
         (lambda: pg.SVGP(num_inducing=0), "num_inducing=0"),
-        (lambda: pg.SVGP(covariance="band"), "covariance='band'"),
-        (lambda: pg.SVGP(natural_rate=2.0), "natural_rate=2.0"),
-        (lambda: pg.SVGP(warm_up=-1), "warm_up=-1"),
+        (lambda: pg.SVGP(training=pg.Training(covariance="band")), "covariance='band'"),
+        (lambda: pg.SVGP(training=pg.Training(natural_rate=2.0)), "natural_rate=2.0"),
+        (lambda: pg.SVGP(training=pg.Training(warm_up=-1)), "warm_up=-1"),
         (lambda: pg.SVGP(hyper=pg.MAP), "hyper=MAP"),
         (lambda: pg.SVGP(hyper=pg.Grid()), r"hyper=Grid.*MAP\(\).*AutoNormal.*Fixed"),
-        (lambda: pg.SVGP(collapsed=True, covariance="diagonal"), "collapsed=True"),
+        (lambda: pg.CollapsedSVGP(hyper=AutoNormal), r"CollapsedSVGP\(hyper=.*give MAP\(\)"),
+        (lambda: pg.CollapsedSVGP(num_inducing=0), r"CollapsedSVGP\(num_inducing=0"),
         (lambda: pg.SparsePosterior(np.zeros((3, 1)), covariance="decoupled"), "decoupled"),
         (lambda: pg.SparseNUTS(num_samples=0), "num_samples"),
         (lambda: pg.EP(num_nodes=1), r"EP\(num_nodes=1\).*at least 2"),

@@ -114,7 +114,8 @@ def test_the_collapsed_bound_and_answers_are_those_of_the_dense_formula():
     X, W, group, rng = arguments()
     y, new = rng.normal(size=N) + np.sin(X), (X[:5] + 0.1, W[:5], group[:5])
     evidence, terms, _ = dense(X, W, group, y, new)
-    fit = pg.fit(model, at_the_data(X, collapsed=True), 0, X, W, group, y=y)
+    method = pg.CollapsedSVGP(hyper=HELD, inducing=X, train_inducing=False)
+    fit = pg.fit(model, method, 0, X, W, group, y=y)
     assert evidence - 1e-6 < fit.log_evidence < evidence + 1e-8
     for k, found in fit.components(*new).items():
         np.testing.assert_allclose(found.mean, terms[k][0], atol=1e-6, err_msg=k)
@@ -172,7 +173,8 @@ def test_minibatches_end_where_all_data_do():
     y = rng.poisson(np.exp(np.sin(X)))
     whole = pg.fit(model, at_the_data(X), 0, X, W, group, y=y, counts=True)
     schedule = lambda step: 1.0 / (10.0 + 0.2 * step)  # noqa: E731
-    part = at_the_data(X, max_steps=4000, batch_size=4, natural_rate=schedule)
+    training = pg.Training(natural_rate=schedule)
+    part = at_the_data(X, max_steps=4000, batch_size=4, training=training)
     fit = pg.fit(model, part, 0, X, W, group, y=y, counts=True, throw=False)
     assert whole.log_evidence - 0.05 < fit.log_evidence < whole.log_evidence + 1e-9
 

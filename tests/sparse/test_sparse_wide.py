@@ -82,8 +82,8 @@ def test_the_mode_under_a_wide_prior_is_that_of_vi(likelihood, width):
 @pytest.mark.parametrize(
     "options, within",
     [
-        ({"natural": False}, 0.1),
-        ({"covariance": "diagonal"}, 5.0),
+        ({"training": pg.Training(natural=False)}, 0.1),
+        ({"training": pg.Training(covariance="diagonal")}, 5.0),
         ({"batch_size": 16}, 2.0),
     ],
 )
@@ -101,7 +101,7 @@ def test_an_optimiser_that_is_stuck_has_not_converged():
 
     far = {"variance": 20.0, "lengthscale": 0.1}
     with pytest.warns(UserWarning, match="has not settled"):
-        fit = _fit(_sparse(optimiser=stuck, hyper=pg.MAP(init=far)), WIDE)
+        fit = _fit(_sparse(training=pg.Training(optimiser=stuck), hyper=pg.MAP(init=far)), WIDE)
     assert fit.result == "completed" and fit.stats["map_gradient"] > 1.0
     assert np.ptp(fit.stats["bounds"][-11:]) < 1e-6
 
@@ -130,7 +130,7 @@ AT = pg.Fixed({"variance": 1.0})
 def test_a_q_that_lags_is_told_with_what_it_lacks(hyper):
     """With Gaussian noise a whole step lands on the optimum, whose bound is the evidence."""
     with pytest.warns(UserWarning, match="still expects to gain"):
-        fit, evidence = _regression(hyper=hyper, natural_rate=0.02)
+        fit, evidence = _regression(hyper=hyper, training=pg.Training(natural_rate=0.02))
     assert fit.result == "completed"
     assert fit.stats["q_gap"] == pytest.approx(evidence - fit.log_evidence, rel=0.5)
 
@@ -140,9 +140,9 @@ def test_a_q_that_lags_is_told_with_what_it_lacks(hyper):
 @pytest.mark.parametrize(
     "options",
     [
-        {"hyper": AT, "natural_rate": lambda step: 0.0},
-        {"hyper": AT, "natural": False, "learning_rate": 1e-9},
-        {"patience": 5, "natural_rate": 0.02},
+        {"hyper": AT, "training": pg.Training(natural_rate=lambda step: 0.0)},
+        {"hyper": AT, "training": pg.Training(natural=False), "learning_rate": 1e-9},
+        {"patience": 5, "training": pg.Training(natural_rate=0.02)},
     ],
     ids=["no rate", "no learning rate", "patience"],
 )

@@ -63,7 +63,7 @@ def test_methods_of_all_rows_take_all_of_them(length):
     data, observed = (np.full(length, 0.3), X, device), {"y": Y}
     K = np.exp(-0.5 * (X[:, None] - X) ** 2)
     truth = multivariate_normal(np.zeros(N), K + 0.09 * np.eye(N)).logpdf(Y)
-    for method in (pg.SVGP(), pg.SVGP(collapsed=True)):  # N inducing points or fewer
+    for method in (pg.SVGP(), pg.CollapsedSVGP()):  # N inducing points or fewer
         fit = pg.fit(noise_of_devices, method, 0, *data, **observed)
         assert fit.log_evidence == pytest.approx(truth, abs=1e-3)
     short = pg.SparseNUTS(num_warmup=2, num_samples=2)
@@ -123,7 +123,7 @@ def test_an_encoder_is_given_rows_alone(length):
     places, idx = table(length)
     short = {"num_inducing": 5, "max_steps": 3}
     with pytest.raises(pg.DataError, match=r"sees='x'\): .* holds no rows"):
-        method = pg.SVGP(latents=pg.Amortised(sees="x"), **short)
+        method = pg.SVGP(layers=pg.Layers(latents=pg.Amortised(sees="x")), **short)
         pg.fit(latent_rows, method, 0, places, idx, y=Y)
     fit = pg.fit(latent_rows, pg.SVGP(batch_size=B, **short), 0, places, idx, y=Y, throw=False)
     assert encoder_of(fit.local["h"]).shift.shape == (1,)  # y

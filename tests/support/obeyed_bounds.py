@@ -105,11 +105,13 @@ def bounds_of_numpyro(t):
         given = (jax.random.key(0), {}, classifier, classifier, jnp.asarray(X))
         return lambda: elbo.loss_with_mutable_state(*given, y=jnp.asarray(Y))
 
-    expectation, sampling, key, *_ = caught(t, bounds, "Particle", lost(elbo)).given
-    assert sampling == (3, 1, False, True, 0.5) and expectation.num_nodes == 7
+    expectation, copies, key, *_ = caught(t, bounds, "Particle", lost(elbo)).given
+    settings = {"expected_last": False, "beta": 0.5}
+    told = pg.Layers(num_importance=3, doubly_reparameterised=True, **settings)
+    assert copies == told and expectation.num_nodes == 7
     plain = pg.ELBO(5, expected_last=False, beta=0.5, num_nodes=7)
-    expectation, sampling, key, *_ = caught(t, bounds, "Particle", lost(plain)).given
-    assert sampling == (1, 1, False, False, 0.5) and expectation.num_nodes == 7
+    expectation, copies, key, *_ = caught(t, bounds, "Particle", lost(plain)).given
+    assert copies == pg.Layers(**settings) and expectation.num_nodes == 7
 
     class Counted:
         def __init__(self, *args):

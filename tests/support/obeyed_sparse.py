@@ -1,5 +1,6 @@
 """Options of `SVGP` and of what it is given."""
 
+from dataclasses import fields
 from inspect import unwrap
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -48,6 +49,15 @@ class Run(NamedTuple):
     state: Any
 
 
+def sparse(**options) -> pg.SVGP:
+    """`SVGP` with each option where it belongs."""
+    parts = {"training": pg.Training, "layers": pg.Layers, "expectation": pg.Expectation}
+    for name, of in parts.items():
+        own = {f.name for f in fields(of)} & options.keys()
+        options[name] = of(**{k: options.pop(k) for k in own})
+    return pg.SVGP(**options)
+
+
 def begun(t, model=classifier, **options) -> Run:
     """A short run as it would begin; the width of q(u) is left as it is."""
 
@@ -65,7 +75,7 @@ def begun(t, model=classifier, **options) -> Run:
             raise Caught((run,), {})
 
     hyper = pg.Fixed(HYPER if model is classifier else {})
-    method = pg.SVGP(**{"num_inducing": 4, "inducing": "subset", "hyper": hyper, **options})
+    method = sparse(**{"num_inducing": 4, "inducing": "subset", "hyper": hyper, **options})
     with t.patch.context() as patch, pytest.raises(Caught) as found:
         patch.setattr(svgp, "LongRun", Stopped)
         patch.setattr(prepare, "started", started)
@@ -101,13 +111,23 @@ def svgp_forms(t):
 
 def svgp_collapsed(t):
     def regression(X, y=None):
-        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, 1.0), X))
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
 
-    method = pg.SVGP(num_inducing=4, inducing="subset", collapsed=True, tol=0.02)
-    run = lambda: pg.fit(regression, method, 0, X, y=1.0 * Y)  # noqa: E731
-    assert 0.02 in caught(t, svgp, "climb", run).given
+    def begun(**options):
+        method = pg.CollapsedSVGP(**{"num_inducing": 4, "inducing": "subset", **options})
+        run = lambda: pg.fit(regression, method, 0, X, y=1.0 * Y)  # noqa: E731
+        return caught(t, svgp, "climb", run).given
+
+    problem, _, variables, _, tol, _ = begun(tol=0.02, max_steps=17, train_inducing=False)
+    assert (problem.max_steps, problem.train_inducing, tol) == (17, False, 0.02)
+    assert variables["f"].num == 4 and begun(inducing=X[:3])[2]["f"].num == 3
+    points = [np.asarray(begun(inducing=k)[2]["f"].Z) for k in ("subset", "farthest")]
+    assert not np.array_equal(*points)
+    assert problem.fixed == {}
+    assert float(begun(hyper=pg.Fixed({"variance": 2.0}))[0].fixed["variance"]) == 2.0
 
 
 def svgp_hyper(t):
@@ -140,7 +160,7 @@ def svgp_numbers(t):
     assert (run.source.batch_size, run.tol, run.patience) == (4, 0.125, 6)
     assert (problem.max_steps, problem.warm_up) == (77, 5)
     assert (problem.expectation.num_nodes, problem.expectation.num_draws) == (7, 8)
-    assert float(problem.sampling.beta) == 2.5
+    assert float(problem.beta) == 2.5
     np.testing.assert_allclose(run.problem.learning_rate(0), 0.02)
     np.testing.assert_allclose(run.problem.natural_rate(0), 0.3)
     plain = begun(t)
@@ -182,13 +202,13 @@ def svgp_latents(t):
     run = begun(
         t, latents, num_importance=3, num_paths=4, expected_last=False, latents=pg.Amortised()
     )
-    sampling = run.problem.sampling
-    assert (sampling.num_importance, sampling.num_paths, sampling.expected_last) == (3, 4, False)
+    told = pg.Layers(num_importance=3, num_paths=4, expected_last=False)
+    assert run.problem.layers == told
     assert hasattr(run.state.variational.latents["h"], "encoder")
     twice = begun(t, latents, num_importance=3, doubly_reparameterised=True)
-    assert twice.problem.sampling.doubly_reparameterised
-    plain = begun(t, latents).problem.sampling
-    assert plain == (1, 1, True, False, 1.0)
+    assert twice.problem.layers.doubly_reparameterised
+    plain = begun(t, latents).problem
+    assert plain.layers == pg.Layers() and float(plain.beta) == 1.0
 
 
 def q_of_latents(t):
@@ -213,11 +233,23 @@ def q_of_latents(t):
 ROWS: dict[str, dict[str, list]] = {
     "SVGP": {
         **dict.fromkeys(("num_inducing", "inducing", "train_inducing"), [svgp_points]),
-        **dict.fromkeys(("covariance", "natural"), [svgp_forms]),
-        "collapsed": [svgp_collapsed],
         "hyper": [svgp_hyper],
-        **dict.fromkeys(("batch_size", "max_steps", "num_nodes", "num_draws"), [svgp_numbers]),
+        **dict.fromkeys(("batch_size", "max_steps"), [svgp_numbers]),
         "learning_rate": [svgp_numbers, svgp_schedules],
+        "tol": [svgp_numbers, svgp_tolerance],
+        "patience": [svgp_numbers, by(RUNS + "patience_ends_a_run_that_no_longer_gains")],
+        "training": [svgp_numbers, svgp_forms],
+        "layers": [svgp_numbers, svgp_latents],
+        "expectation": [svgp_numbers],
+        "devices": [svgp_devices, by_slow("test_sharding::test_eight_devices")],
+        "checkpoint": [by(RUNS + "checkpoints_change_nothing_and_keep_the_newest")],
+    },
+    "CollapsedSVGP": dict.fromkeys(
+        ("num_inducing", "inducing", "train_inducing", "hyper", "max_steps", "tol"),
+        [svgp_collapsed],
+    ),
+    "Training": {
+        **dict.fromkeys(("covariance", "natural"), [svgp_forms]),
         "natural_rate": [svgp_numbers, svgp_schedules],
         "optimiser": [svgp_schedules],
         "warm_up": [
@@ -226,10 +258,8 @@ ROWS: dict[str, dict[str, list]] = {
                 "test_scales_and_statuses::test_the_optimiser_begins_anew_at_the_end_of_the_warm_up"
             ),
         ],
-        "tol": [svgp_numbers, svgp_tolerance],
-        "patience": [svgp_numbers, by(RUNS + "patience_ends_a_run_that_no_longer_gains")],
-        "devices": [svgp_devices, by_slow("test_sharding::test_eight_devices")],
-        "checkpoint": [by(RUNS + "checkpoints_change_nothing_and_keep_the_newest")],
+    },
+    "Layers": {
         **dict.fromkeys(("latents", "num_paths", "num_importance"), [svgp_latents]),
         "expected_last": [svgp_latents],
         "doubly_reparameterised": [svgp_latents],
@@ -237,6 +267,10 @@ ROWS: dict[str, dict[str, list]] = {
             svgp_numbers,
             by("test_latent::test_paths_average_and_beta_is_linear_at_one_copy"),
         ],
+    },
+    "Expectation": {
+        **dict.fromkeys(("num_nodes", "num_draws"), [svgp_numbers]),
+        "additive": [by("test_layer_results::test_outputs_of_their_own_share_their_nodes")],
     },
     "Checkpoint": {
         **dict.fromkeys(

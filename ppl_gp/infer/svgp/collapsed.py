@@ -1,4 +1,4 @@
-"""`SVGP(collapsed=True)`: L-BFGS on Titsias' bound plus the log prior, all data in a step."""
+"""`CollapsedSVGP`: L-BFGS on Titsias' bound plus the log prior, all data in a step."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -95,7 +95,7 @@ def climb(
     first, *others = map(start, frees)
     moving = first.optimiser is not None
     stages = _stages(problem, first, others, batch, tol, problem.max_steps if moving else 0)
-    label = "SVGP, collapsed"
+    label = "CollapsedSVGP"
     (end, bounds), interrupted = interruptible(stages, label, problem.max_steps, progress)
     ended = _ended(bounds, tol) or (Result.completed if moving else Result.converged)
     result = Result.interrupted if interrupted else ended

@@ -118,7 +118,7 @@ def judged(begun: Begun, state: State, key) -> tuple[float | None, float | None]
     error is that of 2 to 10 sums with draws, or rows of a stream, of their own; else `None`.
     """
     source, drawn = begun.subject.source, begun.problem.drawn
-    plain = eqx.tree_at(lambda p: p.sampling.beta, begun.problem, replace_fn=jnp.ones_like)
+    plain = eqx.tree_at(lambda p: p.beta, begun.problem, replace_fn=jnp.ones_like)
     begun = begun._replace(problem=plain)
     keys = random.split(key, repeats(source.num_data) if drawn else 1)
     if not isinstance(source, StreamSource):
@@ -143,9 +143,9 @@ def errors_of(begun: Begun, state: State, key, told: bool = True) -> dict:
     gap, size = (share * x for x in nodes)
     if told and size > _WORTH_TELLING * source.num_data:
         warn(
-            f"SVGP(num_nodes={begun.problem.expectation.num_nodes}): nodes of the likelihood's "
-            f"expectations are off by {size:.2g} nats in all, and the bound may be {gap:.2g} nats "
-            "too high; raise num_nodes."
+            f"Expectation(num_nodes={begun.problem.expectation.num_nodes}): nodes of the "
+            f"likelihood's expectations are off by {size:.2g} nats in all, and the bound may be "
+            f"{gap:.2g} nats too high; raise num_nodes."
         )
     return {"expectation_error": gap, "inducing_gap": None if np.isnan(short) else short}
 

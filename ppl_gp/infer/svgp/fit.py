@@ -1,7 +1,6 @@
-"""Fitting by `SVGP`: look, prepare, run the steps, sum the bound over all data, make a `Fit`."""
+"""Fits of `SVGP`, `CollapsedSVGP`: look, prepare, run the steps, sum the bound over all data."""
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -20,7 +19,6 @@ from ppl_gp.infer.hyper.map import warn_if_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
-from ppl_gp.infer.sources import num_rows
 from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
@@ -36,7 +34,7 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import verb
 from ppl_gp.settings import MAP, Sample
 from ppl_gp.sparse.bound import Batch, priors_at, require_gaussian
-from ppl_gp.sparse.svgp import SVGP
+from ppl_gp.sparse.svgp import SVGP, CollapsedSVGP, SparseMethod
 
 STEP = 0.1  # of differences in unconstrained values
 # nats: above these the end of a run over all data is none
@@ -55,22 +53,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
             "SparseNUTS()."
         )
     (key_start, key_run, key_end), seed = _keys(rng_key)
-    if method.collapsed:
-        if num_rows(args) is None:
-            raise DataError("SVGP(collapsed=True) takes all data in every step; give arrays.")
-        method = dataclasses.replace(method, batch_size=sys.maxsize)
     subject = look_at(method, model, args, kwargs, int(seed))
-    if method.collapsed:
-        method = dataclasses.replace(method, batch_size=subject.source.num_data)
-        _require_collapsible(subject)
-    if isinstance(method.hyper, MAP):
-        known = method.hyper.maximise
-        points = [k for k in subject.names if k not in known]
-        require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())", points)
-        require_no_maximised_effects(subject.model, *subject.data, "SVGP(hyper=MAP())", known)
-    begun = prepare(method, subject, key_start, int(seed))
-    if method.collapsed:
-        return _fit_collapsed(begun, progress, key_end)
+    begun = _begun(method, subject, key_start, int(seed))
     run = subject.model, subject.data, subject.source.num_data, rng_key
     checkpoints = method.checkpoint and Checkpoints(method.checkpoint, identity(method, *run))
     ended = LongRun(begun, key_run, checkpoints, progress).go()
@@ -85,14 +69,56 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     return _judged_fit(begun, ended, told, key_end, settled)
 
 
+@run_method.register
+def _fit_collapsed(method: CollapsedSVGP, model, rng_key, args, kwargs, progress) -> Fit:
+    (key_start, _, key), seed = _keys(rng_key)
+    subject = look_at(method, model, args, kwargs, int(seed))
+    _require_collapsible(subject)
+    begun = _begun(method, subject, key_start, int(seed))
+    batch, problem = begun.batch(key), begun.problem
+
+    def climbed(state: State) -> Reached:
+        frees = [state.free, *other_length_scales(begun, state.free)]
+        variables = state.variational.variables
+        return climb(problem, frees, variables, batch, method.tol, progress)
+
+    def again() -> Reached | None:
+        other = with_other_points(begun, runs[0].state)
+        return None if other is None else climbed(other.state)
+
+    runs = [climbed(begun.state)]
+    if runs[0].result is Result.converged:
+        second, _ = unless_stopped(again, None)
+        runs += [] if second is None else [second]
+    reached = max(runs, key=lambda run: max(run.bounds[-1:], default=-np.inf))
+    if verb.ended:  # what a second climb would have reached is not known
+        reached = reached._replace(result=Result.interrupted)
+    variables = reached.state.variational.variables
+
+    def settled(free: dict) -> float:
+        best, log_p = best_sites(problem, free, variables, batch)
+        return float(best.bound + log_p)
+
+    return _judged_fit(begun, reached, {}, key, settled)
+
+
+def _begun(method: SparseMethod, subject: Subject, key, seed: int) -> Begun:
+    """A run before its first step, whose hyperparameters can be points where they are to be."""
+    if isinstance(method.hyper, MAP):
+        name, known = f"{type(method).__name__}(hyper=MAP())", method.hyper.maximise
+        points = [k for k in subject.names if k not in known]
+        require_bounded(subject.trace, subject.model.reading, name, points)
+        require_no_maximised_effects(subject.model, *subject.data, name, known)
+    return prepare(method, subject, key, seed)
+
+
 def _judged_fit(begun: Begun, ended: Reached, told: dict, key, settled: Callable | None) -> Fit:
     """The fit, and warnings of what a run has left: the steps are whole, and only what would be
     said of them may be missing. `settled`: the objective at unconstrained values of the
     hyperparameters, at the best q(u) there, where that is known.
     """
     (ended, bound, judgement), _ = unless_stopped(
-        lambda: _judgement(begun, ended, key),
-        (ended._replace(result=Result.interrupted), None, {}),
+        lambda: _judgement(begun, ended, key), (ended._replace(result=Result.interrupted), None, {})
     )
     fit = make_fit(begun, ended, bound, told | judgement, key)
     if settled is None:
@@ -166,9 +192,9 @@ def _tell_unsettled(fit: Fit) -> bool:
         elif few:
             asked = "GP(..., jitter=) a smaller value, which costs this as every row is taken"
         warn(
-            f"SVGP(): more inducing variables could raise log_evidence by up to {short:.2g} nats "
-            f"at these hyperparameters, {100 * short / num:.2g} per 100 rows. Give {asked}, and "
-            "see what it gains."
+            f"{type(fit.method).__name__}(): more inducing variables could raise log_evidence by "
+            f"up to {short:.2g} nats at these hyperparameters, {100 * short / num:.2g} per 100 "
+            f"rows. Give {asked}, and see what it gains."
         )
     return unsettled or short_of_points
 
@@ -181,44 +207,14 @@ def _keys(key):
 
 
 def _require_collapsible(subject: Subject) -> None:
-    require_no_subsampling(subject.trace, "SVGP(collapsed=True)")
-    if not subject.structure.is_shallow:
-        structure = subject.structure
+    require_no_subsampling(subject.trace, "CollapsedSVGP")
+    if not (structure := subject.structure).is_shallow:
         raise ModelError(
-            "SVGP(collapsed=True) needs one latent function at given inputs, and the model has "
-            f"latents {list(structure.latents)} and inner layers {list(structure.inner)}; leave "
-            "`collapsed` out."
+            "CollapsedSVGP() needs one latent function at given inputs, and the model has latents "
+            f"{list(structure.latents)} and inner layers {list(structure.inner)}; give SVGP()."
         )
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
     require_gaussian(subject.model, hyper, as_batch(subject.first, random.key(0)))
-
-
-def _fit_collapsed(begun: Begun, progress, key) -> Fit:
-    batch, problem = begun.batch(key), begun.problem
-
-    def climbed(state: State) -> Reached:
-        frees = [state.free, *other_length_scales(begun, state.free)]
-        variables = state.variational.variables
-        return climb(problem, frees, variables, batch, begun.method.tol, progress)
-
-    def again() -> Reached | None:
-        other = with_other_points(begun, runs[0].state)
-        return None if other is None else climbed(other.state)
-
-    runs = [climbed(begun.state)]
-    if runs[0].result is Result.converged:
-        second, _ = unless_stopped(again, None)
-        runs += [] if second is None else [second]
-    reached = max(runs, key=lambda run: max(run.bounds[-1:], default=-np.inf))
-    if verb.ended:  # what a second climb would have reached is not known
-        reached = reached._replace(result=Result.interrupted)
-    variables = reached.state.variational.variables
-
-    def settled(free: dict) -> float:
-        best, log_p = best_sites(problem, free, variables, batch)
-        return float(best.bound + log_p)
-
-    return _judged_fit(begun, reached, {}, key, settled)
 
 
 def make_fit(begun: Begun, ended: Reached, bound: float | None, told: dict, key) -> Fit:
@@ -262,7 +258,7 @@ def _stats(begun: Begun, ended: Reached) -> dict:
         made = "all steps made" if whole else "the bound stopped rising"
         settled = ended.result is Result.converged and not problem.noisy
         stats["ended"] = "no step would gain" if settled else made
-    if not (problem.noisy or begun.method.collapsed):  # which has other steps
+    if not problem.noisy and isinstance(begun.method, SVGP):  # L-BFGS tells neither
         stats["q_gap"] = float(state.q_gap)
         if problem.names and problem.guide is None:
             stats["map_gradient"] = float(state.slope)

@@ -27,7 +27,7 @@ from ppl_gp.reading.tracing import run
 from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.inducing import MAX_CANDIDATES
-from ppl_gp.sparse.svgp import SVGP
+from ppl_gp.sparse.svgp import SparseMethod
 
 _DRAWN_ROWS = 1000
 _PER_POINT = 10  # rows of a stream's first batches that an inducing point is chosen from
@@ -55,7 +55,9 @@ class Subject(NamedTuple):
         return self.source.args, self.source.kwargs
 
 
-def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False) -> Subject:
+def look_at(
+    method: SparseMethod, model, args, kwargs, seed: int, declared: bool = False
+) -> Subject:
     """Run the model on a first batch, and require that SVGP fits it. No factorisation. `declared`:
     effects are latents of the model as it is declared, and are not integrated.
     """
@@ -74,7 +76,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
         at_values = run(holding(model, method.hyper), *at, batch.given)
         kept = {**batch.given, **held(method.hyper, at_values)}
         point = isinstance(method.hyper, MAP)
-        asked = method.latents is not None or method.num_importance > 1
+        asked = method.layers.latents is not None or method.layers.num_importance > 1
         model = with_effects(model, *at, kept, point, asked)
     trace = first_trace(model, *at, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
@@ -96,7 +98,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
     return Subject(model, source, first, trace, names, structure, additive)
 
 
-def _source(method: SVGP, model, args, kwargs, seed):
+def _source(method: SparseMethod, model, args, kwargs, seed):
     """Batches, as the model's own plate subsamples if one does, all observations checked first."""
     plates = {}
     # a memory map is not read as a whole for it: pass arrays, or let SVGP subsample
@@ -106,7 +108,8 @@ def _source(method: SVGP, model, args, kwargs, seed):
         raise DataError(f"plates {[*plates]} all subsample; SVGP() handles one.")
     for plate, (num_data, batch_size) in plates.items():
         return ArraySource(args, kwargs, batch_size, seed, plate, num_data)
-    return source_of("SVGP", method.rows, model, args, kwargs, seed)
+    size = getattr(method, "rows", lambda num: num)  # of `CollapsedSVGP` all data
+    return source_of(type(method).__name__, size, model, args, kwargs, seed)
 
 
 def uses_inputs(model, batch: Batch) -> bool:
@@ -179,7 +182,7 @@ def with_effects(
     if not own or (found.plan.functions == 1 and not latents):
         return found
     left = [k for k in effects if k not in own]
-    why = f"{own} stand one a datum and have a q(h) each, as `latents` or `num_importance` asks"
+    why = f"{own} stand one a datum and have a q(h) each, as Layers(...) asks"
     if not latents:
         why = f"{own} stand one a datum, which sees several functions"
     many = [k for k in left if np.size(trace[k]["value"]) > 1]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from jaxtyping import Array, Float
 
-from ppl_gp.deep.importance import Sampling, require_separate
+from ppl_gp.deep.importance import require_separate
 from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError
@@ -34,12 +34,12 @@ from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import averaged, expected_log_lik, split_effects
 from ppl_gp.sparse.families import Family
 from ppl_gp.sparse.process import num_values, prior_moments
-from ppl_gp.sparse.svgp import SVGP
+from ppl_gp.sparse.svgp import Layers, SparseMethod
 
 SOME = 1e-3  # nats per datum that more inducing variables may add, from which others are tried
 
 
-def prepare(method: SVGP, subject: Subject, key, seed: int) -> Begun:
+def prepare(method: SparseMethod, subject: Subject, key, seed: int) -> Begun:
     """A run before its first step. O(M^3 + N M^2) for the inducing points."""
     batch = as_batch(subject.first, key)
     guide, fixed, free = _start_of_hyper(method, subject, batch, key)
@@ -78,7 +78,7 @@ def with_other_points(begun: Begun, reached: State) -> Begun | None:
 
 
 def _start_of_hyper(
-    method: SVGP, subject: Subject, batch: Batch, key
+    method: SparseMethod, subject: Subject, batch: Batch, key
 ) -> tuple[HyperGuide | None, dict, dict]:
     """(a guide where hyperparameters have one; the fixed ones; what is trained, unconstrained)."""
     is_point = isinstance(method.hyper, MAP | Fixed)
@@ -96,11 +96,11 @@ def _hyper_at(problem: Problem, free, batch: Batch) -> dict:
     return hyper_at(problem, free, batch)[0]
 
 
-def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
+def _latents(method: SparseMethod, subject: Subject, trace, batch: Batch, key) -> dict:
     """{latent site: q(h)}."""
     found, model, num_data = {}, subject.model, subject.source.num_data
     for i, name in enumerate(subject.structure.latents):
-        config = start.of_site(method.latents, name, "latents") or Amortised()
+        config = start.of_site(method.layers.latents, name, "latents") or Amortised()
         if isinstance(config, Free) and isinstance(subject.source, StreamSource):
             raise DataError(
                 "Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, "
@@ -112,10 +112,10 @@ def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
     return found
 
 
-def _problem(method: SVGP, subject: Subject, guide, fixed: dict, names) -> Problem:
+def _problem(method: SparseMethod, subject: Subject, guide, fixed: dict, names) -> Problem:
     """Without units and q(h)."""
-    structure, expectation = subject.structure, method.expectation
-    expectation = expectation._replace(additive=subject.additive)
+    structure, training = subject.structure, method.training
+    expectation = dataclasses.replace(method.expectation, additive=subject.additive)
     fns = (subject.trace[k]["fn"] for k in structure.outer)
     functions = sum(math.prod(fn.shape()[:-1]) for fn in fns)  # that a datum depends on
     exact = structure.is_shallow and expectation.num_draws is None
@@ -126,17 +126,18 @@ def _problem(method: SVGP, subject: Subject, guide, fixed: dict, names) -> Probl
         model=subject.model,
         expectation=expectation,
         structure=structure,
-        sampling=_sampling(method, structure),
+        layers=_layers(method, structure),
+        beta=_rate(method.layers.beta),
         guide=guide,
         names=names,
         train_inducing=method.train_inducing,
         whole=subject.source.whole,
         drawn=(guide is not None and guide.draws) or not exact,
         learning=_rate(learning if method.learning_rate is None else method.learning_rate),
-        natural=_rate(method.natural_rate),
-        optimiser=method.optimiser,
+        natural=_rate(training.natural_rate),
+        optimiser=training.optimiser,
         max_steps=method.max_steps,
-        warm_up=method.warm_up,
+        warm_up=training.warm_up,
         fixed=fixed,
         units=None,
         frozen={},
@@ -148,22 +149,15 @@ def _rate(rate):
     return rate if callable(rate) or rate is None else jnp.asarray(rate, float)
 
 
-def _sampling(method: SVGP, structure: Structure) -> Sampling:
-    if method.num_importance > 1 and not structure.latents:
+def _layers(method: SparseMethod, structure: Structure) -> Layers:
+    """Without what has arrays of its own."""
+    if (copies := method.layers.num_importance) > 1 and not structure.latents:
         raise ModelError(
-            f"SVGP(num_importance={method.num_importance}): the model has no latent that stands "
-            "one a datum, so there is nothing to weight; num_paths averages several draws "
-            "through the layers."
+            f"Layers(num_importance={copies}): the model has no latent that stands one a datum, so "
+            "there is nothing to weight; num_paths averages several draws through the layers."
         )
-    sampling = Sampling(
-        method.num_importance,
-        method.num_paths,
-        method.expected_last,
-        method.doubly_reparameterised,
-        _rate(method.beta),
-    )
-    require_separate(sampling, structure, "SVGP")
-    return sampling
+    require_separate(method.layers, structure, "Layers")
+    return dataclasses.replace(method.layers, latents=None, beta=1.0)
 
 
 # Standard deviations, in those of the prior. Where f is certain at the prior mean the next step is

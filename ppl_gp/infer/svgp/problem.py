@@ -2,6 +2,7 @@
 batch's rows over devices: data-parallel training by JAX's sharding, in any processes.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.infer.batches import Source
@@ -23,6 +23,7 @@ from ppl_gp.infer.hyper.space import Space, log_prior
 from ppl_gp.sparse.bound import Batch, Terms, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import NaturalGaussian, Nudge
+from ppl_gp.sparse.svgp import Layers
 
 # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
 FIRST_RATE, LAST_SHARE = 0.1, 0.1
@@ -36,7 +37,8 @@ class Problem(eqx.Module):
     model: Callable
     expectation: Expectation
     structure: Structure
-    sampling: Sampling
+    layers: Layers  # of equal ones the same code: without q(h), whose arrays are the state's
+    beta: Array  # in place of theirs
     guide: HyperGuide | None
     names: tuple[str, ...]  # hyperparameters that are trained or drawn
     train_inducing: bool
@@ -125,8 +127,8 @@ def terms_at(
 ) -> Terms:
     """The terms of the bound on a batch, at hyperparameters."""
     whole = variational._replace(latents=eqx.combine(variational.latents, problem.frozen))
-    p = problem
-    return terms(p.model, p.expectation, p.sampling, p.structure, hyper, whole, batch, nudge)
+    p, layers = problem, dataclasses.replace(problem.layers, beta=problem.beta)
+    return terms(p.model, p.expectation, layers, p.structure, hyper, whole, batch, nudge)
 
 
 def hyper_at(problem: Problem, free, batch: Batch):

@@ -25,7 +25,8 @@ from ppl_gp.infer.svgp.step import Reached, State, advance
 from ppl_gp.reading.fingerprint import digest, fingerprint
 from ppl_gp.results.store.archive import read_archive, write_archive
 from ppl_gp.results.store.save import qualified_name
-from ppl_gp.sparse.svgp import Checkpoint
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.svgp import Checkpoint, Layers, Training
 
 FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 5
 
@@ -131,7 +132,8 @@ def identity(method: Any, model: Callable, data: tuple, num_data: int, key) -> d
     `data` (of a stream the first batch), the key; by contents, never by address, so that it is the
     same in every process. Schedules count by their values at some steps as well.
     """
-    settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
+    parts = [vars(v) if isinstance(v, _PARTS) else {k: v} for k, v in vars(method).items()]
+    settings = {k: v for p in parts for k, v in p.items() if k not in ("checkpoint", "devices")}
     steps = np.linspace(0, method.max_steps, 7).astype(int)
     rates = {
         k: [float(cast(Callable, v)(s)) for s in steps]
@@ -149,6 +151,7 @@ def identity(method: Any, model: Callable, data: tuple, num_data: int, key) -> d
 
 
 _SCHEDULES = ("learning_rate", "natural_rate")
+_PARTS = Training, Layers, Expectation  # of `SVGP`, whose options are named one by one
 
 
 def _name(function) -> str:

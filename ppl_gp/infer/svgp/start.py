@@ -30,7 +30,7 @@ from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, Natur
 from ppl_gp.sparse.inducing import InducingVariables, Points, select
 from ppl_gp.sparse.parts import PartsVariables, natural_prior, parts_variables
 from ppl_gp.sparse.process import batch_of
-from ppl_gp.sparse.svgp import SVGP
+from ppl_gp.sparse.svgp import SVGP, SparseMethod
 
 INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
 _WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
@@ -42,7 +42,7 @@ class Begun(NamedTuple):
     problem: Problem
     state: State
     subject: Subject
-    method: SVGP
+    method: SparseMethod
     spread: Placement
     key: Any  # that it was prepared with
     seed: int
@@ -64,8 +64,7 @@ def initial_point(hyper, subject: Subject, batch: Batch, key) -> tuple[dict, dic
         return fixed_values(hyper, Space(subject.model, subject.names, *at, {})), {}
     if hyper.restarts > 1:
         raise DataError(
-            f"SVGP(hyper=MAP(restarts={hyper.restarts})): sparse training has one start; give "
-            "restarts=1."
+            f"MAP(restarts={hyper.restarts}): sparse training has one start; give restarts=1."
         )
     if not subject.names:
         return {}, {}
@@ -79,7 +78,7 @@ _starts = quick_jit(starts)
 
 
 def initial_variational(
-    method: SVGP, trace: dict, structure: Structure, inputs: dict, seed: int, moves: bool
+    method: SparseMethod, trace: dict, structure: Structure, inputs: dict, seed: int, moves: bool
 ) -> Variational:
     """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner
     layers. `moves`: whether the hyperparameters will.
@@ -110,7 +109,7 @@ def _require_known(choice: Any, variables: dict) -> None:
         )
 
 
-def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int, moves) -> PartsVariables:
+def _of_parts(method: SparseMethod, prior: PredictorGP, rows, seed: int, moves) -> PartsVariables:
     """Inducing variables of each GP behind a predictor, and what else there is."""
     parts = prior.kernel.at(jnp.asarray(rows)).parts
     gps = {
@@ -119,7 +118,8 @@ def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int, moves) -> Parts
         if isinstance(p, Weighted)
     }
     # the collapsed bound and q(u) by the optimiser have dense forms alone
-    return parts_variables(prior, gps, arrow=method.uses_natural and not method.collapsed)
+    arrow = isinstance(method, SVGP) and method.training.uses_natural
+    return parts_variables(prior, gps, arrow=arrow)
 
 
 def of_site(choice: Any, site: str, option: str) -> Any:
@@ -157,7 +157,7 @@ def inducing_variables(
 def initial_latents(
     config, site: dict, key, num_data: int, batch: Batch, uses_inputs: bool, inputs=None
 ) -> latents.LatentGuide:
-    """q(h) of one latent site as `SVGP(latents=...)` says. O(N). `inputs`: which arrays of the
+    """q(h) of one latent site as `Layers(latents=...)` says. O(N). `inputs`: which arrays of the
     first argument hold rows, by default all.
     """
     args, kwargs, rows = batch.args, batch.kwargs, batch.rows
@@ -192,16 +192,16 @@ def initial_latents(
     return guide if own else latents.around_prior(guide, site, rows, args, kwargs, inputs)
 
 
-def _family(method: SVGP, variables, prior: GP, batch_shape, is_inner: bool) -> Family:
+def _family(method: SparseMethod, variables, prior: GP, batch_shape, is_inner: bool) -> Family:
     """q(u) = p(u); in inner layers nearly the prior mean, so that what is drawn there has little
     noise at first (Salimbeni & Deisenroth 2017, 4).
     """
     # X may be float32, and the kernel float64
     shape, dtype = (*batch_shape, variables.num), prior.variance.dtype
-    if method.uses_natural and not is_inner:
+    if method.training.uses_natural and not is_inner:
         return natural_prior(variables, shape, dtype)
     zeros = jnp.zeros(shape, dtype)
-    if method.covariance == "diagonal" and not is_inner:
+    if method.training.covariance == "diagonal" and not is_inner:
         return DiagonalGaussian(zeros, zeros)
     root = (INNER_SCALE if is_inner else 1.0) * jnp.eye(variables.num, dtype=dtype)
     return FullGaussian(zeros, jnp.broadcast_to(root, (*shape, variables.num)))

@@ -69,19 +69,10 @@ def begin(problem: Problem, free, variational: Variational) -> State:
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     target = {k: q for k, q in variational.q.items() if isinstance(q, NaturalGaussian)}
     last = Last(free, variational, target, jnp.asarray(jnp.inf), jnp.zeros(()))
-    state = State(
-        free=free,
-        variational=variational,
-        optimiser=problem.optax(zero).init(trained),
-        last=last,
-        step=zero,
-        shrink=one,
-        failures=zero,
-        failed=zero,
-        halved=zero,
-        slope=jnp.zeros(()),
-        q_gap=jnp.zeros(()),
-    )
+    counts: dict = dict.fromkeys(("step", "failures", "failed", "halved"), zero)
+    levels: dict = dict.fromkeys(("slope", "q_gap"), jnp.zeros(()))
+    seen = problem.optax(zero).init(trained)
+    state = State(free, variational, seen, last, shrink=one, **counts, **levels)
     # Without weak types, which the first step would lose: the second chunk would be compiled anew.
     return jax.tree.map(lambda x: jnp.array(x, x.dtype) if eqx.is_array(x) else x, state)
 

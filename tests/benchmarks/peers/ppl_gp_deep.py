@@ -53,10 +53,11 @@ class Engine:
         }
         config = pg.SVGP(
             inducing={"g": problem.Z[0], "f": problem.Z[1]},
-            natural=False,
+            training=pg.Training(natural=False),
             batch_size=self.batch,
-            num_paths=settings["num_draws"],
-            num_nodes=3,  # exact for a Gaussian likelihood, which the peers have in closed form
+            layers=pg.Layers(num_paths=settings["num_draws"]),
+            # exact for a Gaussian likelihood, which the peers have in closed form
+            expectation=pg.Expectation(num_nodes=3),
             hyper=pg.MAP(init=hyper | {"noise": problem.noise}),
             learning_rate=constant(learning_rate),
         )

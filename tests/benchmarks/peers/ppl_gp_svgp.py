@@ -55,11 +55,10 @@ class Engine:
         options = {"jitter": settings["jitter"], "columns": problem.X.shape[1]}
         config = pg.SVGP(
             inducing=problem.Z,
-            natural=method == "natgrad",
+            training=pg.Training(natural=method == "natgrad", natural_rate=constant(gamma)),
             batch_size=self.batch,
             hyper=pg.MAP(init={"variance": problem.variance, "lengthscale": problem.lengthscale}),
             learning_rate=constant(learning_rate),
-            natural_rate=constant(gamma),
         )
         self.subject = look_at(config, model, (X,), {"y": y, **options}, 0)
         self.start = prepare(config, self.subject, random.key(0), 0)
