@@ -85,6 +85,8 @@ def fit(
         raise DataError(
             f"method={method.__name__} is a class; give an instance, {method.__name__}()."
         )
+    if not callable(model):
+        raise DataError(f"model={model!r} is no function; the order is fit(model, method, key, X).")
     require_known(method)
     key = as_key(rng_key, "fit(model, method, 0, X, y=y)")
     if _is_stream(args) and not hasattr(method, "batch_size"):

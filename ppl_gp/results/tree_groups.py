@@ -223,8 +223,8 @@ def names_of_observed(fit: Record, trace: dict) -> dict[str, ArrayNames]:
 
 
 def without_masked_rows(densities: Any, scored: dict[str, dict]) -> Any:
-    """A Dataset of log densities without these rows, where they are the same ones of all sites
-    {variable: site of the training trace}: ArviZ's loo refuses a density of 0 in every draw.
+    """A Dataset of log densities without the rows that masks leave out of all sites {variable:
+    site of the training trace}: ArviZ's loo refuses a density of 0 in every draw.
     """
     dims, counted = set(), []
     for k, site in scored.items():
@@ -233,10 +233,9 @@ def without_masked_rows(densities: Any, scored: dict[str, dict]) -> Any:
         axis, counts = found
         dims.add(densities[k].dims[2 + axis])
         counted.append(counts)
-    alike = len(dims) == 1 and all(np.array_equal(counted[0], x) for x in counted)
-    if not alike or not np.any(counted[0]):
+    if len(dims) != 1 or not np.any(counted):
         return densities
-    return densities.isel({dims.pop(): np.flatnonzero(counted[0])})
+    return densities.isel({dims.pop(): np.flatnonzero(np.any(counted, 0))})
 
 
 def predicted_groups(

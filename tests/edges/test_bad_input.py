@@ -2,6 +2,9 @@
 the value, the remedy.
 """
 
+import subprocess
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -283,6 +286,32 @@ def test_a_class_or_a_string_in_place_of_a_method():
         pg.fit(classifier, pg.EP, 0, X, y=y)
     with pytest.raises(DataError, match="no inference method"):
         pg.fit(classifier, "ep", 0, X, y=y)
+
+
+WRONG_KINDS = """
+import ppl_gp as pg
+
+for call in (
+    lambda: pg.fit(pg.EP(), print, 0, [1.0]),
+    lambda: pg.compare(["a fit"], [1.0], [1.0]),
+    lambda: pg.compare_models("a fit"),
+):
+    try:
+        call()
+    except pg.errors.DataError as error:
+        print(error)
+"""
+
+
+def test_arguments_of_another_kind_are_told():
+    """In a process without the tests' check of types, which comes first here."""
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG_KINDS], capture_output=True, text=True, check=True
+    )
+    told = [line for line in done.stdout.splitlines() if not line.startswith("See ")]
+    assert "model=EP(" in told[0] and "the order is fit(model, method, key, X)" in told[0]
+    assert "compare(fits=['a fit'])" in told[1] and "give {name: fit, ...}" in told[1]
+    assert "of 'a fit': give two fits or more, {name: fit}" in told[2]
 
 
 def test_local_bound_refuses_other_likelihoods():

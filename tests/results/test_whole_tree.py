@@ -192,3 +192,19 @@ def test_rows_that_only_one_site_misses_stay():
     densities = fit.to_datatree()["log_likelihood"]
     assert densities["z"].sizes["data"] == N
     assert np.all(densities["y"].values[..., :3] == 0.0)
+
+
+def test_rows_that_every_site_misses_have_no_density():
+    """Also where the sites score different rows."""
+
+    def both(X, is_z, seen, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            for name, own in {"y": ~is_z & seen, "z": is_z}.items():
+                with numpyro.handlers.mask(mask=own):
+                    numpyro.sample(name, dist.Normal(f, 1.0), obs=y)
+
+    is_z, seen = np.arange(N) % 2 == 0, np.arange(N) != 3
+    fit = pg.fit(both, pg.Laplace(), 0, X, is_z, seen, y=np.sin(X))
+    densities = fit.to_datatree()["log_likelihood"]
+    assert densities["z"].shape[-1] == densities["y"].shape[-1] == N - 1 == fit.loo().n_data_points

@@ -261,8 +261,8 @@ def compare(
     test data of different lengths, fits to different data; `ModelError`: fits of different models.
     Cost: `predict`, `log_density` and `loo` of each fit, and O(N^2 num_importance_samples).
     """
-    if not fits:
-        raise DataError("compare(fits={}) has nothing to compare; give {name: fit, ...}.")
+    if not (isinstance(fits, Mapping) and fits):
+        raise DataError(f"compare(fits={fits!r}) has nothing to compare; give {{name: fit, ...}}.")
     if reference is not None and reference not in fits:
         raise DataError(f"compare(reference={reference!r}) is none of the fits {list(fits)}.")
     # Names are those of a fit that has some: all are fits to the same data.
