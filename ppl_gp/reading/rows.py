@@ -211,9 +211,9 @@ class _Reader:
         own, found = group(row), []
         sets = ({own}, {own, *inputs}, {own, *inputs, *alike.values()})
         # a design with so many rows of each level takes twice as many
-        lengths = unused_length(self.leaves, self.base, num), num
-        for more, labels in product(lengths, dict.fromkeys(map(frozenset, sets))):
-            if found and more == num:
+        lengths = enumerate((unused_length(self.leaves, self.base, num), num))
+        for (again, more), labels in product(lengths, dict.fromkeys(map(frozenset, sets))):
+            if found and again:
                 break
             arrays = {p: self._longer(p, labels, more) for p in self.arrays}
             if (given := self._look(arrays)) is not None:
