@@ -2,6 +2,8 @@
 closed forms; of draws elsewhere, with an error.
 """
 
+from dataclasses import fields
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,12 +54,12 @@ def of_many(name):
 
 def _with_shape(q, shape):
     values = {**vars(q), "shape": shape}
-    return [values[k] for k in q.__dataclass_fields__]
+    return [values[k] for k in (f.name for f in fields(q))]
 
 
 def _with_df(q, df):
     values = {**vars(q), "df": df}
-    return [values[k] for k in q.__dataclass_fields__]
+    return [values[k] for k in (f.name for f in fields(q))]
 
 
 @pytest.mark.parametrize("name", sorted(MOMENTS))

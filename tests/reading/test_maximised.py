@@ -269,7 +269,7 @@ def test_the_same_effects_are_integrated_where_the_size_is_taken_from_the_data()
 
 
 def test_who_says_what_to_integrate_has_the_rest_maximised():
-    with pytest.raises(pg.ModelError, match="as here, the model cannot be traced at another"):
+    with pytest.raises(pg.ModelError, match="the model cannot be traced at another"):
         pg.fit(of_units, pg.Laplace(integrate=("f", "u")), 0, ROWS, y=FEW, size=12)
     fit = pg.fit(of_units, pg.Laplace(integrate=("f",)), 0, ROWS, y=FEW, size=12)
     assert fit.hyper["u"].shape == (12,)

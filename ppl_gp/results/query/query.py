@@ -139,6 +139,8 @@ class Query(eqx.Module):
 def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     """Check the arguments of a prediction and lay it out."""
     fit.require_untied()
+    if any(what == "kernel" for _, what, _ in fit.model.reading.mixing):
+        fit.require_pairs()
     if fit.mixing:
         raise ModelError(
             f"site(s) {fit.mixing}: {fit.model.reading.why_mixed()}, so that a prediction would "
