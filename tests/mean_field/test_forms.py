@@ -42,13 +42,19 @@ def robust(X, y=None):
 )
 def test_a_factor_answers_as_the_dense_inverse(form, low):
     nat2 = np.where(np.arange(N) % 3 == 0, low, 1.5)
-    r = RNG.normal(size=N)
+    r = jnp.asarray(RNG.normal(size=N))
 
     def ask(factor):
         inverse = factor.inverse()
         root = inverse.root()
         R = jnp.diag(root.diagonal) + root.sign * root.W.T @ root.W
-        return factor.half_log_det(), factor.solve(r), inverse.variance(), inverse.precision(), R
+        return (
+            factor.half_log_det(),
+            factor.solve(jnp.asarray(r)),
+            inverse.variance(),
+            inverse.precision(),
+            R,
+        )
 
     half, solved, variance, precision, R = asked(
         jnp.asarray(K), form(jnp.zeros(N), jnp.asarray(nat2)), ask
