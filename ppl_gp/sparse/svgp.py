@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
+from jax.core import Tracer
 
 from ppl_gp.errors import DataError
 from ppl_gp.settings import MAP, Fixed, Sample, require_positive, require_whole
@@ -104,7 +104,7 @@ class Layers:
 
     def __post_init__(self):
         require_whole(self, "num_importance", "num_paths")
-        if not isinstance(self.beta, jax.core.Tracer) and not 0.0 <= self.beta < float("inf"):
+        if not isinstance(self.beta, Tracer) and not 0.0 <= self.beta < float("inf"):
             raise DataError(f"Layers(beta={self.beta}): give a finite weight, at least 0.")
 
 
@@ -137,8 +137,7 @@ class CollapsedSVGP:
     training: ClassVar[Training] = Training()
     layers: ClassVar[Layers] = Layers()
     expectation: ClassVar[Expectation] = Expectation()
-    learning_rate: ClassVar[None] = None
-    devices: ClassVar[None] = None
+    learning_rate = devices = patience = None
 
     num_inducing: int = 100
     inducing: Any = field(default="greedy", hash=False, compare=True)

@@ -127,7 +127,7 @@ def _problem(method: SparseMethod, subject: Subject, guide, fixed: dict, names) 
         expectation=expectation,
         structure=structure,
         layers=_layers(method, structure),
-        beta=_rate(method.layers.beta),
+        beta=jnp.asarray(method.layers.beta, float),
         guide=guide,
         names=names,
         train_inducing=method.train_inducing,
