@@ -25,7 +25,7 @@ _ELEMENTWISE = (
     )
 )
 # What they make of equal entries depends on how many there are.
-_COUNTING = ("reduce_sum", "reduce_prod", "reduce_xor", "dot_general")
+_COUNTING = {*"reduce_sum reduce_prod reduce_xor dot_general scatter-add scatter-mul".split()}
 _DRAWS = ("random_", "threefry", "philox", "rng_")  # other entries at other places
 # An index is followed through these: JAX writes one as where(i < 0, i + N, i), with columns.
 _KEEP_NUMBERS = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "concatenate", "gather"}

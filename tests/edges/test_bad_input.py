@@ -311,7 +311,7 @@ def test_arguments_of_another_kind_are_told():
     told = [line for line in done.stdout.splitlines() if not line.startswith("See ")]
     assert "model=EP(" in told[0] and "the order is fit(model, method, key, X)" in told[0]
     assert "compare(fits=['a fit'])" in told[1] and "give {name: fit, ...}" in told[1]
-    assert "of 'a fit': give two fits or more, {name: fit}" in told[2]
+    assert "compare_models('a fit'): give two fits or more, {name: fit" in told[2]
 
 
 def test_local_bound_refuses_other_likelihoods():

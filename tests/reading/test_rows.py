@@ -185,6 +185,14 @@ MIXED = {
     "the last number": (lambda f, X: f + jnp.arange(len(f))[-1], "count"),
     "the largest number": (lambda f, X: f + jnp.max(jnp.arange(len(f)) // 2), "count"),
     "where the largest is": (lambda f, X: f + jnp.argmax(jnp.arange(len(f))), "count"),
+    "how many rows, counted one by one": (
+        lambda f, X: f + jnp.bincount(jnp.zeros(len(f), int), length=1)[0],
+        "count",
+    ),
+    "how many rows, added to one entry": (
+        lambda f, X: f + jnp.zeros(2).at[jnp.zeros(len(f), int)].add(1.0)[0],
+        "count",
+    ),
     "how many steps": (
         lambda f, X: f + lax.scan(lambda c, _: (c + 1.0, None), 0.0, None, length=len(f))[0],
         "count",

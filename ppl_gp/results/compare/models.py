@@ -153,8 +153,7 @@ def _maximised(fit: Fit) -> int:
 
 def _require_fits(fits) -> None:
     if not isinstance(fits, Mapping) or len(fits) < 2:
-        told = list(fits) if isinstance(fits, Mapping) else repr(fits)
-        raise DataError(f"compare_models() of {told}: give two fits or more, {{name: fit}}.")
+        raise DataError(f"compare_models({fits!r}): give two fits or more, {{name: fit, ...}}.")
     if strange := [k for k, fit in fits.items() if not isinstance(fit, Fit)]:
         raise DataError(f"compare_models(): {strange} are no fits; give what pg.fit returned.")
     if loaded := [k for k, fit in fits.items() if type(fit.method).__name__ == "SavedMethod"]:

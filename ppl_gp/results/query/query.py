@@ -138,14 +138,15 @@ class Query(eqx.Module):
 
 def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     """Check the arguments of a prediction and lay it out."""
+    reading = fit.model.reading
     fit.require_untied()
-    if any(what == "kernel" for _, what, _ in fit.model.reading.mixing):
+    if any(what == "kernel" for _, what, _ in reading.mixing):
         fit.require_pairs()
-    if fit.mixing:
+    if fit.mixing or (reading.shared and fit.unpaired):  # an effect's prior is in the predictor's
         raise ModelError(
-            f"site(s) {fit.mixing}: {fit.model.reading.why_mixed()}, so that a prediction would "
-            "depend on which rows are asked for together. Compute it outside of the model, from "
-            "the training data, and pass the result."
+            f"{reading.why_mixed(True)}, so that a prediction would depend on which rows are asked "
+            "for together. Compute it outside of the model, from the training data, and pass the "
+            "result."
         )
     fit.require_pairs()
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
