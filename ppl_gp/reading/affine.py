@@ -129,7 +129,7 @@ class Affine(_Proof):
 class _Degrees(_Proof):
     none, most = 0.0, math.inf
 
-    def carried(self, value, primitive: str, along: Sequence = ()):
+    def carried(self, value, equation, along: Sequence = ()):
         """More than linear, and a step more would be more."""
         return value if value <= 1.0 else math.inf
 

@@ -46,7 +46,12 @@ def sources(function, named: dict[str, Any]):
 
 
 class _Sources(Rules):
+    """a / (a / b) is b: so NumPyro has the mean of a negative binomial."""
+
     none = frozenset()
+
+    def __init__(self):
+        self._quotients: dict[int, tuple] = {}  # their numerators, what is behind denominators
 
     def either(self, values: Sequence[frozenset]) -> frozenset:
         return frozenset().union(*values)
@@ -55,7 +60,13 @@ class _Sources(Rules):
         return by | value
 
     def primitive(self, equation, into: list[frozenset]) -> list[frozenset]:
-        return [frozenset().union(*into)] * len(equation.outvars)
+        found = frozenset().union(*into)
+        if equation.primitive.name == "div":
+            above, below = equation.invars
+            same, behind = self._quotients.get(id(below), (None, found))
+            found = behind if same is above else found
+            self._quotients[id(equation.outvars[0])] = above, into[1]
+        return [found] * len(equation.outvars)
 
 
 _DECIDING = {"lt", "le", "gt", "ge", "eq", "ne", "max", "min", "clamp", "abs", "sign"}

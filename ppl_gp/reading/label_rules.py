@@ -198,11 +198,11 @@ class LabelRules(Labels):
         columns = index.number  # for each one the axis of which it is the number, or None
         if not isinstance(columns, tuple):
             columns = (columns if len(d.start_index_map) == 1 else None,) * len(d.start_index_map)
-        own = {
-            o: n
-            for o, n in zip(d.start_index_map, columns, strict=True)
-            if n is not None and rows[n] == before[o] and e.params["slice_sizes"][o] == 1
-        }
+        own: dict = {}
+        for o, n in zip(d.start_index_map, columns, strict=True):
+            # of A[n, n] one is the row: the other entry is looked up by number
+            found = n is not None and n not in own.values() and rows[n] == before[o]
+            own |= {o: n} if found and e.params["slice_sizes"][o] == 1 else {}
         all_own = len(own) == len([n for n in columns if n is not None])
         index = index._replace(number=None) if all_own else self.entered(index)
         return self._looked_up(e, [self.entered(source), index, *rest], own)

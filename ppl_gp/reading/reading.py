@@ -56,7 +56,8 @@ class Reading:
       from). `kernels`: (GP site, the arrays with one entry per datum that its kernel is computed
       from: a median of distances, say).
     - `mixing`: (site, what of it, how) where row n is computed from more than row n; `shared`: of
-      sites without rows that see them (a prior at their mean); `coupled`: (site, how) of those that
+      sites without rows that see them (a prior at their mean); `drawn`: where a row sees which are
+      drawn with it by a plate that subsamples; `coupled`: (site, how) of those that
       see values of other rows, and `lines` of the model that say so. `looked_up`: GP sites at other
       rows than the observations that see them. `whole`: sites of the rows without an axis of
       theirs, one event.
@@ -79,6 +80,7 @@ class Reading:
     variance: tuple[tuple[str, tuple[str, ...]], ...] = ()
     mixing: tuple[tuple[str, str, str], ...] = ()
     shared: tuple[tuple[str, str, str], ...] = ()
+    drawn: tuple[tuple[str, str, str], ...] | None = None  # in files of before
     coupled: tuple[tuple[str, str], ...] = ()
     looked_up: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
@@ -177,14 +179,22 @@ class Reading:
             return f"{ONE_SITE} {IN_ORDER}"
         return f"{ONE_TABLE}." if self.without_rows else IN_ORDER
 
-    def require_apart(self, whole: str) -> None:
+    def require_apart(self, whole: str, drawn: bool = False) -> None:
         """Raise `NotPointwiseError` where a density depends on which rows, or how many, are in a
-        batch. `whole`: the method that takes all of them.
+        batch. `whole`: what takes all of them; `drawn`: a plate of the model draws batches.
         """
-        if self._refused or self.shared:
+        for told in self.drawn or () if drawn else (*self._refused, *self.shared):
             raise NotPointwiseError(
-                f"minibatches would read wrong rows: {self.why_mixed(True)}. Compute it before the "
+                f"minibatches would read wrong rows: {self._told(*told)}. Compute it before the "
                 f"fit and pass the result to fit, or take all data in a step, {whole}."
+            )
+
+    def require_row_by_row(self, faults: Mapping[str, str]) -> None:
+        """Raise `NotPointwiseError` for a predictor, one of `faults`, whose row sees others."""
+        for told in (*self._refused, *self.shared) if faults else ():
+            raise NotPointwiseError(
+                f"SVGP() needs a linear predictor at any rows: {self._told(*told)}. Compute it "
+                "before the fit and pass the result to fit, or use Laplace(), EP() or VI()."
             )
 
     def require_own_masks(self) -> None:
@@ -231,7 +241,9 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     mixing += [(k, "kernel", c) for k, c in found.kernels.items()]
     shared = [(k, "density", c) for k, c in found.shared.items()]
     shared += [(k, what, c) for (k, what), c in found.around.items()]
-    causes = {**{k: c for k, _, c in shared}, **found.coupled, **{k: c for k, _, c in mixing}}
+    drawn = [(k, what, c) for (k, what), c in found.drawn.items()]
+    causes = {k: c for k, _, c in (*drawn, *shared)}
+    causes |= {**found.coupled, **{k: c for k, _, c in mixing}}
     predicted = tuple(k for k in observed if k in found.axes or _sees_gp(k, seen, base))
     needed = _needed(leaves, found, shaping, [seen[k].fn for k in predicted if k not in found.axes])
     free = {k: seen[k] for k, s in base.sites.items() if not (s.observed or s.is_gp)}
@@ -253,6 +265,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
         kernels=_any((k, s.kernel.arguments & {*rows, "y"}) for k, s in seen.items()),
         mixing=tuple((k, what, c.kind) for k, what, c in mixing),
         shared=tuple((k, what, c.kind) for k, what, c in shared),
+        drawn=tuple((k, what, c.kind) for k, what, c in drawn),
         coupled=tuple((k, c.kind) for k, c in found.coupled.items()),
         looked_up=found.looked_up,
         whole=found.whole,

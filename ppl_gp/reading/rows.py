@@ -45,7 +45,7 @@ class Found(NamedTuple):
 class Rows(NamedTuple):
     """What `Reading` has under these names: {site: axis}, {path: axes}, {site: why it sees other
     rows}. `kernels`: GP sites whose kernel is computed from arrays with an entry per row. `around`:
-    {(observed site, "mask" or "scale"): why}.
+    {(observed site, "mask" or "scale"): why}; `drawn`: {(site, what of it): why}.
     """
 
     axes: dict[str, int]
@@ -59,6 +59,7 @@ class Rows(NamedTuple):
     kernels: dict[str, Cause]
     whole: tuple[str, ...]
     grows: bool
+    drawn: dict[tuple[str, str], Cause] = {}
 
 
 class whole(Messenger):
@@ -74,11 +75,27 @@ def rows_of(model: Callable, leaves: Leaves, base: Look, tables: Collection[str]
     by their number alone, or where a plate subsamples; twice as many for one row.
     """
     subsampling = {k for k, (size, part) in base.plates.items() if size != part}
-    reader = _Reader(model, leaves, base, tables)
+    reader, drawn = _Reader(model, leaves, base, tables), {}
     if subsampling:
+        drawn = _of_batch(model, leaves, base, subsampling)
         with suppress(Exception):  # whatever the model raises that is given one batch of the rows
             reader = _Reader(whole(model), leaves, look_at(whole(model), leaves), tables)
-    return reader.found(subsampling)
+    return reader.found(subsampling)._replace(drawn=drawn)
+
+
+def _of_batch(model, leaves: Leaves, base: Look, plates: Collection[str]) -> dict:
+    """What is computed from the rows that a plate draws together, or from their places in it."""
+    like_index = {k: jax.ShapeDtypeStruct((base.plates[k][1],), int) for k in plates}
+    reader = _Reader(model, leaves, base._replace(values=base.values | like_index), ())
+    reader.walk()
+    index = (v.axes[0] for k in plates for v in reader.values[k])
+    reader.labels.join((reader.labels.rows, *index))
+    parts = {}
+    for k in filter(reader._is_asked, reader.sites):
+        parts[k, "inputs" if k in reader.gps else "density"] = reader.sites[k].own
+        around = zip(("mask", "scale"), reader.sites[k].around, strict=False)
+        parts |= {(k, what): [v] for what, v in around}
+    return {k: c for k, v in parts.items() if (c := reader._cause(v)) is not None}
 
 
 class _Reader:

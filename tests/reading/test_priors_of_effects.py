@@ -16,6 +16,7 @@ from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 import ppl_gp.infer.local as local
+from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.predictor.sites import mean_of, root_of
 
 N, GROUPS = 9, 4
@@ -163,7 +164,6 @@ POINT = {
     ),
     "MultivariateStudentT": lambda: dist.MultivariateStudentT(4.0, LOC, LOWER),
     "Pareto": lambda: each(dist.Pareto(0.5, 2.0)),
-    "ProjectedNormal": lambda: dist.ProjectedNormal(LOC),
     "RelaxedBernoulliLogits": lambda: each(dist.RelaxedBernoulliLogits(1.0, 0.0)),
     "RightTruncatedDistribution": lambda: each(
         dist.RightTruncatedDistribution(dist.Normal(0.0, 0.7), 0.5)
@@ -212,6 +212,7 @@ OTHERS = {
     "Mixture RelaxedBernoulli": _SHORT,
     "GaussianCopula GaussianCopulaBeta": "draws need TensorFlow Probability",
     "Delta": "a constant",
+    "ProjectedNormal": "NumPyro has its density in two and three dimensions alone",
     "Unit": "a numpyro.factor",
     "Distribution biject_to constraints kl_divergence transforms": "no distribution",
 }
@@ -313,6 +314,11 @@ _FEW = ("StudentT", "Laplace", "HalfNormal", "Dirichlet")
 )
 def test_every_other_prior_is_refused_unless_it_is_named(monkeypatch, name):
     refused(monkeypatch, model, POINT[name]())
+
+
+def test_one_without_a_density_is_refused():
+    with pytest.raises(pg.ModelError, match="ProjectedNormal.*has no `log_prob`"):
+        pg.fit(model, pg.Laplace(), 0, X, GROUP, dist.ProjectedNormal(LOC), y=Y)
 
 
 @pytest.mark.one_case
@@ -456,3 +462,12 @@ def hyperparameters(X, group, role, y=None):
 def test_vectors_of_hyperparameters_are_maximised_as_before(monkeypatch, role):
     monkeypatch.setitem(globals(), "Y", np.arange(N) % 5)
     assert said(monkeypatch, hyperparameters, role) == (False, [])
+
+
+def test_the_mean_of_a_negative_binomial_is_not_computed_from_its_dispersion():
+    def arrays(at):
+        fn = dist.NegativeBinomial2(jnp.exp(at["f"]), at["u"])
+        return fn.mean, fn.concentration, at["u"] / (at["f"] / at["u"])
+
+    mean, dispersion, other = sources(arrays, {"f": jnp.ones(3), "u": jnp.ones(3)})
+    assert (mean, dispersion, other) == ({"f"}, {"u"}, {"f", "u"})

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import lax
 from numpyro import handlers
+from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 from ppl_gp.reading.arguments import Leaves
@@ -453,6 +454,80 @@ def test_masks_and_scales_of_other_rows_are_told(name):
     np.testing.assert_allclose(fit.predict(X).f_mean[:2], fit.predict(X[:2]).f_mean, rtol=1e-8)
     with pytest.raises(pg.ModelError, match="the mask of 'y' sees.*Pass the mask to the model"):
         fit.log_density(X[:2], Y[:2])
+
+
+def of_one_plate(around):
+    """A model that draws batches of its rows by itself."""
+
+    def model(X, group, batch=None, y=None):
+        data = numpyro.plate("data", X.shape[0], subsample_size=batch)
+        with data as i:
+            pass
+        f = gp(X[i])
+        with data, around(i, group):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=None if y is None else y[i])
+
+    return model
+
+
+def _sizes(group):
+    return 1.0 / jnp.bincount(group, length=3)
+
+
+DRAWN = {
+    "its own entry": (lambda i, g: handlers.scale(scale=1.0 + g[i]), None),
+    "a count of all rows": (lambda i, g: handlers.scale(scale=_sizes(g)[g[i]]), None),
+    "the first rows": (lambda i, g: handlers.mask(mask=i < 4), None),
+    "a count of the batch": (lambda i, g: handlers.scale(scale=_sizes(g[i])[g[i]]), "mixes"),
+    "the first of the batch": (lambda i, g: handlers.mask(mask=jnp.arange(3) < 2), "number"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_a_row_sees_of_a_batch_that_the_model_draws_is_told(name):
+    around, kind = DRAWN[name]
+    model, more = of_one_plate(around), {"y": Y, "batch": 3}
+    found = declare(model, (X, GROUP), more).reading.drawn
+    assert [how for *_, how in found] == ([] if kind is None else [kind])
+    method = pg.SVGP(num_inducing=3, max_steps=200, hyper=pg.Fixed(), learning_rate=0.1)
+    if kind is not None:
+        with pytest.raises(pg.ModelError, match="of 'y' sees.*without subsample_size"):
+            pg.fit(model, method, 0, X, GROUP, **more)
+        return
+    whole = pg.fit(model, pg.Laplace(hyper=pg.Fixed()), 0, X, GROUP, y=Y)
+    every = pg.SVGP(inducing=X, max_steps=200, hyper=pg.Fixed())
+    fit = pg.fit(model, every, 0, X, GROUP, **more, throw=False)
+    assert abs(fit.log_evidence - whole.log_evidence) < 0.05
+
+
+def test_the_diagonal_of_a_square_array_is_told_however_it_is_read():
+    """At new rows, and in batches, its other axis has other entries."""
+    V, two = jnp.eye(N) + 0.1 * jnp.outer(Y, Y), pg.SVGP(batch_size=3, max_steps=2)
+    for diagonal in (lambda V, i: jnp.diag(V), lambda V, i: V[i, i], lambda V, i: V[i][i, i]):
+
+        def model(X, V, y=None, diagonal=diagonal):
+            i = jnp.arange(X.shape[0])
+            observe(X, y, gp(X), jnp.sqrt(diagonal(V, i)))
+
+        fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed()), 0, X, V, y=Y)
+        K_y = np.asarray(K(X, X)) + 1e-6 * np.eye(N) + np.diag(np.diag(V))
+        assert abs(fit.log_evidence - multivariate_normal(np.zeros(N), K_y).logpdf(Y)) < 1e-3
+        with pytest.raises(pg.ModelError, match="the density of 'y' sees"):
+            fit.predict(X[:2], V[:2])
+        with pytest.raises(pg.ModelError, match="the density of 'y' sees.*SVGP.batch_size=7"):
+            pg.fit(model, two, 0, X, V, y=Y)
+
+
+def test_a_coefficient_of_what_sees_other_rows_is_told_by_its_line():
+    """And not as a kernel of a site that the model does not have."""
+
+    def model(X, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        observe(X, y, gp(X) + slope * (X - X[0])[:, 0])
+
+    with pytest.raises(pg.ModelError, match=r"sees other rows \(.*observe.*or use Laplace"):
+        pg.fit(model, pg.SVGP(num_inducing=3, max_steps=2), 0, X, y=Y)
+    assert np.isfinite(pg.fit(model, pg.Laplace(), 0, X, y=Y).log_evidence)
 
 
 def test_a_mask_that_the_model_holds_is_told():
