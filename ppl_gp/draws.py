@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from ppl_gp.kept import Kept
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.linalg import add_diagonal, cholesky
-from ppl_gp.quick import one_entry
+from ppl_gp.quick import entry, one_entry
 
 
 class Moments(NamedTuple):
@@ -158,7 +158,7 @@ class Draws(eqx.Module):
 
     def at(self, s) -> "Draws":
         """Entry s, without the leading axis."""
-        return jax.tree.map(lambda x: x[s], self)
+        return entry(self, s) if isinstance(s, int) else jax.tree.map(lambda x: x[s], self)
 
     def part(self, indices) -> "Draws":
         """Some of the draws, in their proportions."""

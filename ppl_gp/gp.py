@@ -7,6 +7,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
@@ -57,7 +58,7 @@ def hidden_axes(fn: dist.Distribution) -> int:
 
 def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
     """Which entries count, by every mask; broadcasts against the batch shape of `bare(fn)`."""
-    mask = jnp.ones((), bool)
+    mask = jnp.asarray(np.ones((), bool))  # no program, as `jnp.ones` would be
     while isinstance(fn, _WRAPPERS):
         if isinstance(fn, dist.MaskedDistribution):
             mask = mask & fn._mask

@@ -10,6 +10,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,22 @@ def _compiled(function: Callable, options: dict[str, Any]) -> Any:
 
 def entry(tree, index: int):
     """Entry `index` of the leading axis of every array of a tree, without that axis."""
-    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[index]), tree)
+    there = lambda x: jnp.asarray(np.asarray(x)[index, ...])  # noqa: E731
+    return jax.tree.map(lambda x: x[index] if isinstance(x, Tracer) else there(x), tree)
 
 
 def one_entry(tree):
     """Every array of a tree with a leading axis of one."""
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[None]), tree)
+
+
+def kept_values():
+    """A context in which concrete inputs give concrete arrays, which may be kept, also while a
+    function is traced. `jax.ensure_compile_time_eval` there alone: with it, constants inside
+    compiled functions are computed one by one, a program each.
+    """
+    traced = isinstance(jax.device_put(np.zeros(())), Tracer)
+    return jax.ensure_compile_time_eval() if traced else nullcontext()
 
 
 def zeros_of(function: Callable, *args) -> Any:

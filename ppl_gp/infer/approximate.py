@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpyro
 from jax import random
@@ -20,6 +19,7 @@ from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.svgp.look import uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, num_rows, of_site
+from ppl_gp.quick import kept_values
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import is_gp, roles, subsampling
@@ -174,7 +174,7 @@ class _Guide:
 
     def _prepare(self, args, kwargs) -> None:
         self.model = declare(self.model, args, kwargs)
-        with jax.ensure_compile_time_eval():
+        with kept_values():
             trace = run(self.model, args, kwargs)
             found, local = roles(trace), {}
             whole = Batch(args, kwargs, jnp.ones(0), None)

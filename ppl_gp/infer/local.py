@@ -18,19 +18,18 @@ from ppl_gp.reading.factors import factors_of, read
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.refusals import require_observations
 from ppl_gp.reading.roles import require_no_subsampling, roles
-from ppl_gp.reading.tracing import run
+from ppl_gp.reading.tracing import run_at_once
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import GAUSSIAN, MAP
 
 
 @run_method.register
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
-    free = model if given(method.hyper)[1] else None
-    known = holding(model, method.hyper), args, kwargs
-    trace = observed_trace(*known)
-    require_observations(*known, trace)
+    at = holding(model, method.hyper) if given(method.hyper)[1] else model
+    trace = observed_trace(at, args, kwargs)
+    require_observations(model, args, kwargs, trace)
     require_no_subsampling(trace, type(method).__name__)
-    whole, numbers = model, partial(require_numbers, *known, trace, free=free)
+    whole, numbers = model, partial(require_numbers, model, args, kwargs, trace)
     model = integrated(model, method, args, kwargs, held(method.hyper, trace))
     if model is not whole or not roles(trace).gps:
         numbers()  # of others `probe` sees all that f is computed from
@@ -39,8 +38,9 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     if isinstance(method.hyper, MAP) and method.integrate == GAUSSIAN:
         label = f"{type(method).__name__}(hyper=MAP())"
         require_no_maximised_effects(model, args, kwargs, label, method.hyper.maximise)
-    if model is not whole:
-        trace = run(holding(model, method.hyper), args, kwargs)
+    if isinstance(model, Collapsed):
+        names = {*roles(trace).hyper, *roles(trace).params} - {*model.plan.sites}
+        trace = run_at_once(model, args, kwargs, {k: trace[k]["value"] for k in names})
     problem = LocalProblem(method, model, trace, rng_key, args, kwargs, progress)
     hyper = {k: trace[k]["value"] for k in problem.found.hyper}
     factors = factors_of(model, args, kwargs, trace, hyper)

@@ -3,6 +3,7 @@ and dtype, and every row for a log-likelihood that is a number. Then whether a l
 and a sum of terms of one function.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -32,7 +33,7 @@ from ppl_gp.reading.roles import (
     roles,
     sum_per_datum,
 )
-from ppl_gp.reading.tracing import reading_of, run
+from ppl_gp.reading.tracing import reading_of, run, run_at_once
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
 
@@ -53,9 +54,9 @@ def _finite(log_lik: JointLogLikelihood, shapes: tuple, key):
 
 def is_additive(log_lik: Callable, shapes: dict) -> bool:
     """Whether log p(y_n | f_n) is proved a sum of terms of one function each, for any data."""
-    rows, rebuild = flatten({k: jnp.zeros(s) for k, s in shapes.items()})
-    if len(rows) < 2:
+    if sum(math.prod(s[:-1]) for s in shapes.values()) < 2:
         return False
+    rows, rebuild = flatten({k: jnp.zeros(s) for k, s in shapes.items()})
     met = dependence(lambda rows: log_lik(rebuild(rows)), len(rows), rows).coupled
     return not np.any(met & ~np.eye(len(rows), dtype=bool))
 
@@ -71,7 +72,7 @@ def listed(rows) -> str:
 
 def require_finite(rows, of: str, where: str, cause: str = _CAUSE) -> None:
     """Raise `DataError` if terms of the log-likelihood, or their slopes, are not finite."""
-    if not np.all(rows):
+    if not np.all(np.asarray(rows)):
         raise DataError(
             f"the log-likelihood of row(s) {listed(~np.asarray(rows))}{of}, or its slope, is not "
             f"finite at {where}: {cause}; leave such rows out."
@@ -107,28 +108,26 @@ def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: B
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 
 
-def first_trace(model, args, kwargs, hyper=None, free=None) -> dict:
+def first_trace(model, args, kwargs, hyper=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape,
     support and dtype. Raises `ModelError` where nothing is observed that could be.
-
-    `free`: the model itself, where `model` holds sites at values: every value of theirs counts.
     """
-    trace = checked_trace(model, args, kwargs, hyper, free)
+    trace = checked_trace(model, args, kwargs, hyper)
     require_observations(model, args, kwargs, trace)
     return trace
 
 
-def checked_trace(model, args, kwargs, hyper=None, free=None) -> dict:
+def checked_trace(model, args, kwargs, hyper=None) -> dict:
     """As `first_trace`, also of a model that observes nothing."""
     trace = observed_trace(model, args, kwargs, hyper)
-    require_numbers(model, args, kwargs, trace, hyper, free)
+    require_numbers(model, args, kwargs, trace, hyper)
     return trace
 
 
 def observed_trace(model, args, kwargs, hyper=None) -> dict:
     """As `checked_trace`; rows may be left that have no log-likelihood (`require_numbers`)."""
     model = declare(model, args, kwargs) if reading_of(model) is None else model
-    trace = run(model, args, kwargs, hyper)
+    trace = run_at_once(model, args, kwargs, hyper)
     for name in _judged(model, args, kwargs, trace):
         require_dtype(name, trace[name], Leaves(model, args, kwargs))
     return trace
@@ -141,13 +140,53 @@ def _judged(model, args, kwargs, trace: dict) -> dict[str, bool]:
     return {k: _check_observed(k, trace, given) for k in names}
 
 
-def require_numbers(model, args, kwargs, trace: dict, hyper=None, free=None) -> None:
-    """Raise `DataError` for rows without a log-likelihood at any latents. A run of the model."""
+def require_numbers(model, args, kwargs, trace: dict, hyper=None) -> None:
+    """Raise `DataError` for rows of observed sites that have no log-likelihood, or no slope of it,
+    at plain values of the latents, nor at any of several prior draws, f random.
+
+    One point alone proves nothing: under a wide prior a rate may overflow at a draw. O(N).
+    """
     model = declare(model, args, kwargs) if reading_of(model) is None else model
     names = [k for k, moves in _judged(model, args, kwargs, trace).items() if not moves]
-    again = partial(run, model if free is None else free, args, kwargs)
+    undrawn = {k: trace[k]["value"] for k in roles(trace).hyper if cannot_be_drawn(trace[k])}
+    inputs = model, args, kwargs, dict(hyper or {}) | undrawn, names
+    bad = dict.fromkeys(names, np.True_)
     with numpyro.validation_enabled(False):  # which raises for the parameters of any row
-        _require_numbers(again, trace, hyper or {}, names, free)
+        for i in range(_DRAWS) if names else ():
+            found = _numbers(*inputs, random.key(i), plain=i == 0)
+            bad = {k: x & ~np.asarray(found[k]) for k, x in bad.items()}
+            if not any(map(np.any, bad.values())):
+                return
+    for name, rows in bad.items():
+        _require_number(name, rows, trace[name])
+
+
+def _require_number(name: str, rows, site: dict) -> None:
+    """Raise `DataError` where there are `rows` without a log-likelihood."""
+    fn, value = unwrap(site["fn"]), np.asarray(site["value"])
+    at_edge = [] if _has_edge(fn) or value.shape != rows.shape else value[rows]
+    cause = f"{at_edge[:5]} are where the density of {type(fn).__name__} is zero or infinite"
+    where = (f" of site '{name}'", f"{_DRAWS} values of the latent sites")
+    require_finite(~rows, *where, *([cause] if len(at_edge) else []))
+
+
+@quick_jit
+def _numbers(model, args, kwargs, known: dict, names: list[str], key, plain: bool) -> dict:
+    """{site: whether each datum's log-likelihood is finite, and its slope a number}."""
+    first = run(model, args, kwargs, known)
+    found, values = roles(first), {**(_plain_values(first) if plain else {}), **known}
+    means = {k: first[k]["value"] for k in found.gps}
+    f = {k: x + random.normal(key, jnp.shape(x)) for k, x in means.items()}
+    there = run(model, args, kwargs, values, f, key)
+    at = {k: there[k]["value"] for k in (*found.gps, *found.hyper, *found.local_latents)}
+    moving = {k: x for k, x in at.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
+
+    def terms(x):
+        again = run(model, args, kwargs, {**values, **at, **x}, key=key)
+        return {k: log_prob_per_datum(again[k]) for k in names}
+
+    terms, slopes = jax.jvp(terms, (moving,), (jax.tree.map(jnp.ones_like, moving),))
+    return jax.tree.map(lambda x, slope: jnp.isfinite(x) & ~jnp.isnan(slope), terms, slopes)
 
 
 def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
@@ -158,30 +197,6 @@ def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
     return run(model, args, kwargs, params | latent)
 
 
-def _require_numbers(again, trace: dict, known: dict, names: list[str], free) -> None:
-    """Raise `DataError` for rows of the observed sites `names` that have no log-likelihood at plain
-    values of the latents, nor at any of several prior draws, f random.
-
-    One point alone proves nothing: under a wide prior a rate may overflow at a draw. O(N).
-    """
-    found, bad = roles(trace), dict.fromkeys(names, np.True_)
-    known = known | {k: trace[k]["value"] for k in found.hyper if cannot_be_drawn(trace[k])}
-    at = trace if free is None else again(_plain_values(trace) | known)
-    means = {k: at[k]["value"] for k in found.gps}
-    for i in range(_DRAWS) if names else ():
-        f = {k: x + random.normal(random.key(i), jnp.shape(x)) for k, x in means.items()}
-        there = again(known if i else _plain_values(trace) | known, f, random.key(i))
-        bad = {k: x & ~_has_number(k, again, there) for k, x in bad.items()}
-        if not any(map(np.any, bad.values())):
-            return
-    for name, rows in bad.items():
-        fn, value = unwrap(there[name]["fn"]), np.asarray(there[name]["value"])
-        at_edge = [] if _has_edge(fn) or value.shape != rows.shape else value[rows]
-        cause = f"{at_edge[:5]} are where the density of {type(fn).__name__} is zero or infinite"
-        where = (f" of site '{name}'", f"{_DRAWS} values of the latent sites")
-        require_finite(~rows, *where, *([cause] if len(at_edge) else []))
-
-
 def _plain_values(trace: dict) -> dict:
     """{latent site, without GPs: the first value that its support names}, zero if it is real."""
     found, plain = roles(trace), {}
@@ -190,19 +205,6 @@ def _plain_values(trace: dict) -> dict:
             zeros = jnp.zeros_like(trace[name]["value"])
             plain[name] = trace[name]["fn"].support.feasible_like(zeros)
     return plain
-
-
-def _has_number(name: str, again, trace: dict) -> np.ndarray:
-    """Whether each datum's log-likelihood is finite, and its slope if the site `_has_edge`."""
-    site, found = trace[name], roles(trace)
-    finite, fn = np.asarray(jnp.isfinite(log_prob_per_datum(site))), unwrap(site["fn"])
-    if not _has_edge(fn):
-        return finite
-    latent = {k: trace[k]["value"] for k in (*found.gps, *found.hyper, *found.local_latents)}
-    latent = {k: x for k, x in latent.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
-    ones = jax.tree.map(jnp.ones_like, latent)
-    slope = jax.jvp(lambda x: log_prob_per_datum(again(x)[name]), (latent,), (ones,))[1]
-    return finite & ~np.asarray(jnp.isnan(slope))
 
 
 def _has_edge(fn) -> bool:

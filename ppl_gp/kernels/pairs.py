@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ppl_gp.kernels.base import CallableKernel, Kernel
 
@@ -41,10 +42,10 @@ def pair_fault(kernel: Callable, X) -> str | None:
     left, right = (_repeated(n, X) for n in unused(jnp.shape(X)))
     if (fault := _shape_fault(kernel, left, right)) is not None:
         return f"{fault}; {_ROWS_OF_ITS_OWN}"
-    whole, part = _values(kernel, left, right), _values(kernel, left[-2::-1], right[:0:-1])
-    square = _values(kernel, left, right[: len(left)])
-    if whole is None or part is None or square is None:
+    pairs = (left, right), (left[-2::-1], right[:0:-1]), (left, right[: len(left)])
+    if (found := _values(kernel, *pairs)) is None:
         return None
+    whole, part, square = found
     if not _close(whole[-2::-1, :0:-1], part):
         return (
             "its value at two rows depends on other rows, on the rows' numbers, or on how many "
@@ -79,8 +80,8 @@ def kernels_differ(kernel: Callable, other: Callable, X) -> bool:
         return True
     many = _spread(X, 10 * _COMPARED) if len(X) >= _LEAST else right
     some = jnp.concatenate([many[:1], _spread(many, _COMPARED)])  # never as many as those
-    one, two = _values(kernel, some, many), _values(other, some, many)
-    return not (one is None or two is None or _close(one, two))
+    one, two = _values(kernel, (some, many)), _values(other, (some, many))
+    return not (one is None or two is None or _close(*one, *two))
 
 
 def _spread(X, num: int):
@@ -107,7 +108,7 @@ def unused(sizes: Collection[int]) -> list[int]:
 
 def _repeated(num: int, X):
     """The first rows of X, and again: a kernel may refuse inputs that nobody gave it."""
-    return jnp.take(X, jnp.arange(num) % X.shape[0], 0)
+    return (X if isinstance(X, Tracer) else np.asarray(X))[np.arange(num) % X.shape[0]]
 
 
 def _shape_fault(kernel, left, right) -> str | None:
@@ -126,10 +127,11 @@ def _shape_fault(kernel, left, right) -> str | None:
     return f"of {wanted[0]} rows and {wanted[1]} it makes an array of shape {shape}"
 
 
-def _values(kernel, left, right):
-    """`None` under a trace, where no value can be looked at."""
+def _values(kernel, *pairs) -> list[np.ndarray] | None:
+    """At each pair (rows, rows); `None` under a trace, where no value can be looked at."""
     try:
-        return np.asarray(jax.jit(lambda: kernel(left, right))())
+        at = [tuple(map(jnp.asarray, pair)) for pair in pairs]
+        return [np.asarray(x) for x in jax.jit(lambda: [kernel(*pair) for pair in at])()]
     except jax.errors.JAXTypeError:
         return None
 

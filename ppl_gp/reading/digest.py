@@ -11,20 +11,23 @@ import hashlib
 import inspect
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax.core import Tracer
+from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import Transform
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.quick import quick_jit
 
 _ROWS = 4096  # of a large array, where `strided`
 _WHOLE = 1 << 24  # bytes up to which an array is digested whole, where `strided`
@@ -212,7 +215,8 @@ def _open(x):
         ) from error
 
 
-def _closed(tree):
+def closed(tree):
+    """As `opened` was given it."""
     return jax.tree.map(_close, tree, is_leaf=lambda x: isinstance(x, _Opened))
 
 
@@ -220,9 +224,52 @@ def _close(x):
     if not isinstance(x, _Opened):
         return x
     made = object.__new__(x.kind)
-    for name, value in _closed(x.fields).items():
+    for name, value in closed(x.fields).items():
         object.__setattr__(made, name, value)
     return made
+
+
+_PLAIN = (jax.Array, np.ndarray, np.generic, bool, int, float, complex, str, type)
+
+
+def at_once(function: Callable, *args):
+    """function(*args), a tree that may hold distributions, by one compiled program that the next
+    call finds again; operation by operation where the function looks at values, or where an
+    attribute of a distribution is a function or an object, which may close over some.
+    """
+    with suppress(Exception):  # the function says the same, or more, of the arrays
+        if (found := _compiled(function, *args)) is not None:
+            return closed(found)
+    return function(*args)
+
+
+@quick_jit
+def _compiled(function: Callable, *args):
+    found = function(*args)
+    return opened(found) if _is_plain(opened(distributions(found))) else None
+
+
+def _is_plain(x) -> bool:
+    """Whether what a distribution keeps holds no function, and no object that may hold one. Of a
+    model that was declared nothing is an array of a function that is compiled.
+    """
+    if isinstance(x, list | tuple):
+        return all(map(_is_plain, x))
+    if isinstance(x, dict):
+        return all(map(_is_plain, x.values()))
+    if hasattr(x, "reading"):
+        return True
+    if isinstance(x, Constraint) or (
+        isinstance(x, eqx.Module) and type(x).__module__.startswith("ppl_gp.")
+    ):
+        return all(map(_is_plain, vars(x).values()))
+    return x is None or isinstance(x, _PLAIN)
+
+
+def distributions(tree) -> list:
+    """Those in a tree, without those inside of them."""
+    is_one = lambda x: isinstance(x, dist.Distribution)  # noqa: E731
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_one) if is_one(x)]
 
 
 class Bones(NamedTuple):
@@ -241,7 +288,7 @@ class Bones(NamedTuple):
     def with_arrays(self, arrays: list):
         left = iter(arrays)
         leaves = [next(left) if x is None else x for x in self.leaves]
-        return _closed(jax.tree.unflatten(self.structure, leaves))
+        return closed(jax.tree.unflatten(self.structure, leaves))
 
 
 def arrays_of(tree) -> list:

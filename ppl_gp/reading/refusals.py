@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import core, random
 from numpyro import handlers
 from numpyro.distributions import Distribution
@@ -20,6 +21,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kernels.pairs import pair_fault
 from ppl_gp.reading.arguments import Leaves
+from ppl_gp.reading.digest import own_kinds
 from ppl_gp.reading.roles import Roles, is_factor, is_observed, roles
 from ppl_gp.reading.tracing import bare_trace
 
@@ -199,14 +201,17 @@ def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
     the arguments, one of which may be the observations, or how these are called.
     """
     fn, value = site["fn"], site["value"]
-    dtype = jnp.asarray(value).dtype
-    why = None if is_factor(site) else _refusal(fn, jnp.shape(value), dtype)
-    kind = "floats" if jnp.issubdtype(dtype, jnp.integer) else "integers"
+    dtype = jnp.result_type(value)
+    whole = jnp.issubdtype(dtype, jnp.integer)
+    if is_factor(site) or (whole == fn.support.is_discrete and not own_kinds(fn)):
+        return  # NumPyro's families take what they draw
+    why, kind = _refusal(fn, jnp.shape(value), dtype), "floats" if whole else "integers"
     if not isinstance(why, TypeError) or _refusal(fn, jnp.shape(value), _OTHER[kind]) is not None:
         return  # the dtype is not at fault
     path = given
     if isinstance(given, Leaves):
-        path = next((p for p, x in given.leaves.items() if x is value), "values")
+        same = (p for p, x in given.arrays.items() if np.array_equal(x, value))
+        path = next(same, "values")
     raise DataError(
         f"site '{name}' observes {path} of dtype {dtype}, and the density of "
         f"{type(unwrap(fn)).__name__} takes {kind}; convert: "

@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import random
+from jax.core import Tracer
 from numpyro import handlers
+from numpyro.distributions.constraints import is_dependent
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, bare, bare_shape, hidden_axes, mask_of, unwrap
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves, is_array
-from ppl_gp.reading.digest import own_density
+from ppl_gp.reading.digest import at_once, attributes_of, distributions, own_density
 from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.roles import (
     Roles,
@@ -137,6 +139,34 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
         return reading.predicts(name) or reading.axis(name) is not None
 
     return annotated(bare_trace(model, args, kwargs, hyper, latent, key, drawn), declared)
+
+
+def run_at_once(model, args, kwargs, hyper=None, latent=None) -> dict:
+    """As `run`, `at_once`; again, operation by operation, where NumPyro refuses a parameter, which
+    it says of values alone.
+    """
+    inputs = model, args, kwargs, hyper, latent
+    if not isinstance(model, Messenger):  # which is equal to no other one
+        trace, valid = at_once(_valid_run, *inputs)
+        if isinstance(valid, Tracer) or valid:
+            return trace
+    return run(*inputs)
+
+
+def _valid_run(*inputs) -> tuple[dict, jax.Array]:
+    """(the trace, whether NumPyro takes all parameters)."""
+    trace = run(*inputs)
+    checks = _checks([s["fn"] for s in trace.values() if s["type"] == "sample"])
+    return trace, jnp.all(jnp.stack([jnp.ones((), bool), *checks]))
+
+
+def _checks(tree) -> list[jax.Array]:
+    """What NumPyro asks of the parameters of distributions, where it does, and of those in them."""
+    fns = distributions(tree)
+    asked = [(fn, k, x) for fn in fns if fn._validate_args for k, x in fn.get_args().items()]
+    known = [(fn.arg_constraints[k], x) for fn, k, x in asked]
+    own = [jnp.all(where(x)) for where, x in known if not is_dependent(where)]
+    return own + [check for fn in fns for check in _checks(attributes_of(fn))]
 
 
 def bare_trace(

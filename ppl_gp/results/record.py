@@ -18,11 +18,11 @@ from ppl_gp.kept import FromInducing, Kept
 from ppl_gp.kept import Process as OneProcess
 from ppl_gp.mean_field.family import Family
 from ppl_gp.posterior import part_processes
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import kept_values, quick_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import Declared, declare, require_unchanged
 from ppl_gp.reading.refusals import require_none_tied, require_pairs, unpaired
-from ppl_gp.reading.tracing import run
+from ppl_gp.reading.tracing import run, run_at_once
 from ppl_gp.runtime import one_at_a_time
 from ppl_gp.sparse.parts import PartsVariables
 
@@ -126,7 +126,7 @@ class Record:
         process: Any = self.process
         if not isinstance(self.model, Collapsed):
             return process
-        with jax.ensure_compile_time_eval():
+        with kept_values():
             found: Any = _mixed_parts(self) if self.sampled else part_processes(process)
         if not found:
             raise ModelError(
@@ -146,7 +146,7 @@ class Record:
         """
         require_unchanged(self.model)
         self.require_pairs()
-        with jax.ensure_compile_time_eval():  # kept: no array of a function that is compiled
+        with kept_values():  # kept: no array of a function that is compiled
             if self.draws.at(0).values and feeds_another(self):
                 raise ModelError(
                     f"a GP of this model is fed by another (GP sites {list(self.latent)}), so it "
@@ -163,8 +163,8 @@ class Record:
     @functools.cached_property
     def unpaired(self) -> dict[str, str]:
         """{GP site whose kernel is no function of two rows, and has none with new rows: why}."""
-        trace = first_trace(self)
-        return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
+        known = self.draws.at(0).known
+        return unpaired({k: training_prior(self, k, known) for k in self.latent})
 
     def require_untied(self) -> None:
         """Raise `ModelError` where entries of a latent with one per datum depend on each other."""
@@ -240,7 +240,7 @@ def _told(name: str, value) -> str:
 def first_trace(record: Record) -> dict:
     """The model's trace on the training arguments, at the first draw of everything."""
     first = record.draws.at(0)
-    return run(record.model, record.args, record.kwargs, first.known, first.values)
+    return run_at_once(record.model, record.args, record.kwargs, first.known, first.values)
 
 
 def prior_at(model, site: str, hyper: dict, args: tuple, kwargs: dict) -> GP:
@@ -249,7 +249,8 @@ def prior_at(model, site: str, hyper: dict, args: tuple, kwargs: dict) -> GP:
 
 
 def training_prior(record: Record, site: str, hyper: dict) -> GP:
-    return prior_at(record.model, site, hyper, record.args, record.kwargs)
+    trace = run_at_once(record.model, record.args, record.kwargs, hyper)
+    return unwrap(trace[site]["fn"])
 
 
 @quick_jit

@@ -16,11 +16,13 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import ModelError
 from ppl_gp.numerics.arrow import Arrow, ArrowGram, joined, split
 from ppl_gp.numerics.linalg import product
+from ppl_gp.reading.digest import at_once
 from ppl_gp.reading.predictor.parts import Levels, Table, Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP, widest
 from ppl_gp.sparse.families import DiagonalRoot, NaturalGaussian, Root, Whitened
@@ -212,10 +214,7 @@ def parts_variables(
     `arrow`: whether q(u) may have a precision of that form: then the largest site of `MIN_LEVELS`
     or more unknowns of which each row is proved to see one is kept apart.
     """
-    parts = prior.kernel.at(prior.X[:2]).parts
-    units = {k: p.weights.shape[1] for k, p in parts.items() if isinstance(p, Weighted)}
-    tables = {k: p.flat.shape[1] for k, p in parts.items() if isinstance(p, Table)}
-    levels = widest(parts)
+    units, tables, levels = at_once(_sizes, prior)
     if prior.kernel.functions > 1:
         return SeveralParts(gps, units, tables, prior.kernel.functions)
     if arrow and levels is not None and tables[levels] >= MIN_LEVELS:
@@ -223,11 +222,19 @@ def parts_variables(
     return PartsVariables(gps, units, tables)
 
 
+def _sizes(prior: PredictorGP) -> tuple[dict[str, int], dict[str, int], str | None]:
+    """Units of GPs, unknowns of tables, the widest site of which a row sees one."""
+    parts = prior.kernel.at(prior.X[:2]).parts
+    units = {k: p.weights.shape[1] for k, p in parts.items() if isinstance(p, Weighted)}
+    tables = {k: p.flat.shape[1] for k, p in parts.items() if isinstance(p, Table)}
+    return units, tables, widest(parts)
+
+
 def natural_prior(variables: InducingVariables, shape, dtype) -> NaturalGaussian:
     """q(v) = p(v), in the form that the variables have; `shape` (*F, M)."""
-    nat1 = jnp.zeros(shape, dtype)
+    nat1 = jnp.asarray(np.zeros(shape, dtype))  # on the host: no program
     if not isinstance(variables, ArrowVariables):
-        return NaturalGaussian(nat1, jnp.zeros((*shape, shape[-1]), dtype))
+        return NaturalGaussian(nat1, jnp.asarray(np.zeros((*shape, shape[-1]), dtype)))
     num = variables.tables[variables.levels]
     start = variables.start(variables.levels)
     return ArrowGaussian(nat1, Arrow.zeros(shape[-1] - num, num, start, dtype))

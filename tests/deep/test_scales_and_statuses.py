@@ -20,6 +20,7 @@ import ppl_gp as pg
 from ppl_gp.deep.bound import terms
 from ppl_gp.errors import FitError, Result
 from ppl_gp.infer.hyper import map as search
+from ppl_gp.infer.hyper.restarts import is_flat
 from ppl_gp.infer.svgp import step as training
 from ppl_gp.mean_field import forms as rows_form
 from ppl_gp.results.compare.table import verdict
@@ -102,7 +103,7 @@ def ended(loss, slope, done):
     run = search.Run(
         {}, {}, None, sites, nothing, *(jnp.asarray([x]) for x in (loss, slope)), nothing, done
     )
-    return search._result(run, 0)
+    return search._result(run, 0, bool(is_flat(slope, loss, 1)))
 
 
 def test_a_search_that_stopped_on_a_slope_has_not_converged():

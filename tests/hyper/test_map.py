@@ -22,7 +22,7 @@ import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.hyper import map as map_file
 from ppl_gp.infer.hyper.map import _result
-from ppl_gp.infer.hyper.restarts import Run
+from ppl_gp.infer.hyper.restarts import Run, is_flat
 from ppl_gp.infer.hyper.space import log_prior
 
 N, JITTER = 14, 1e-9
@@ -286,6 +286,7 @@ def test_how_the_best_restart_ended_counts():
         return _result(
             Run({}, {}, None, sites, nothing, losses, nothing, nothing, jnp.asarray(done)),
             int(np.argmin(losses)),
+            bool(is_flat(0.0, jnp.min(losses), 1)),
         )
 
     assert ended([1.0, 5.0], [True, False]) == Result.converged

@@ -6,7 +6,9 @@ import functools
 import re
 import threading
 import types
+from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from numpyro import handlers
 
 import ppl_gp as pg
+from ppl_gp.kernels.base import Kernel
 from ppl_gp.reading.reading import declare, read_off
 
 K = pg.kernels.RBF(1.0, 0.7)
@@ -734,3 +737,42 @@ def test_predictions_by_draws_do_not_depend_on_companions():
     whole = fit.predict(inputs).probs
     np.testing.assert_allclose(fit.predict(inputs[::-1]).probs[::-1], whole, atol=1e-9)
     np.testing.assert_allclose(fit.predict(inputs[2:3]).probs[0], whole[2], atol=1e-9)
+
+
+class Times(Kernel):
+    """A user's kernel that holds a function."""
+
+    function: Callable = eqx.field(static=True)
+
+    def __call__(self, X1, X2):
+        return self.function(pg.kernels.RBF(1.0, 1.0)(X1, X2))
+
+    def diag(self, X):
+        return self.function(jnp.ones(len(X)))
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        lambda X, a: pg.GP(pg.kernels.RBF(a, 1.0), X, lambda X: jnp.zeros(len(X)) * a),
+        lambda X, a: pg.GP(lambda X1, X2: a * pg.kernels.RBF(1.0, 1.0)(X1, X2), X),
+        lambda X, a: pg.GP(Times(lambda k: a * k), X),
+        lambda X, a: pg.GP(Times(lambda k: a * k) + pg.kernels.RBF(1e-9, 1.0), X),
+    ],
+    ids=["mean", "kernel", "kernel's field", "in a sum"],
+)
+def test_functions_that_close_over_values_of_a_run_are_called_after_it(prior):
+    """A first run is compiled, unless something of it could hold its arrays."""
+    x = np.linspace(-1.0, 1.0, 6)
+
+    def model(X, y=None):
+        a = numpyro.sample("a", dist.LogNormal(0.0, 1.0))
+        f = numpyro.sample("f", prior(X, a))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({"a": 2.0})), 0, x, y=np.sin(x))
+    K = 2.0 * np.exp(-0.5 * (x[:, None] - x) ** 2)
+    right = K @ np.linalg.solve(K + 0.25 * np.eye(6), np.sin(x))
+    np.testing.assert_allclose(fit.posterior(x).mean, right, atol=1e-5)
+    np.testing.assert_allclose(fit.predict(x).f_mean, right, atol=1e-5)

@@ -4,6 +4,7 @@ The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with 
 far. `restarts.py` is one step of all restarts, compiled.
 """
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -24,7 +25,6 @@ from ppl_gp.infer.hyper.restarts import (
     advance,
     asked_for,
     constrained,
-    is_flat,
     plainly,
     spreads,
     start,
@@ -109,35 +109,43 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     there = None if verb.ended else unless_stopped(look, None)[0]
     if there is None:
         return ascent, best
-    _, found = climbed(start(ascent, problem.rng_key, 1, ascent.space.constrain(there)), None)
+    _, found = climbed(start(ascent, problem.rng_key, 1, there), None)
     return ascent, max(best, found, key=lambda point: point.stats["log_posterior"])
 
 
 def _elsewhere(
     ascent: Ascent, begun: dict, runs: Run, config: MAP, problem: LocalProblem
 ) -> dict | None:
-    """The best start with other length scales, if it is above what the search has reached: no step
-    leaves a mode where noise explains all. One evaluation each, and nothing compiled.
+    """Hyperparameters of the best start with other length scales, if it is above what the search
+    has reached: no step leaves a mode where noise explains all. One evaluation each.
     """
     if config.init is not None:
         return None
-    first = entry(begun, 0)
-    hyper, _ = constrained(ascent, runs._replace(point=begun), np.asarray(0))
-    best = int(np.argmin(np.asarray(runs.loss)))
-    others = jnp.asarray(np.arange(len(runs.done)) != best)
-    found, least = None, float(runs.loss[best]) - FLAT
+    hyper, *_ = constrained(ascent, runs._replace(point=begun), np.asarray(0))
+    losses, first = np.asarray(runs.loss), jax.tree.map(lambda x: np.asarray(x)[0], begun)
+    best, found = int(np.argmin(losses)), None
+    others, least = jnp.asarray(np.arange(len(losses)) != best), losses[best] - FLAT
     for free in other_scales(first, problem.model, problem.args, problem.kwargs, hyper):
-        asked = jax.tree.map(lambda all, x: all.at[best].set(x), runs.point, free)
+        asked = jax.tree.map(lambda all, x: _with_entry(all, best, x), runs.point, free)
         there = plainly(ascent, runs._replace(asked=asked, done=others))
-        if (loss := float(there.loss[best])) < least:
-            found, least = free, loss
-    return found
+        if (loss := np.asarray(there.loss)[best]) < least:
+            found, least = asked, loss
+    if found is None:
+        return None
+    return constrained(ascent, runs._replace(point=found), np.asarray(best))[0]
+
+
+def _with_entry(every, index: int, x):
+    """On the host."""
+    every = np.array(every)
+    every[index] = x
+    return jnp.asarray(every)
 
 
 def _stages(ascent: Ascent, runs: Run, config: MAP, again) -> Iterator[Stage[Run]]:
     """Steps of all restarts until every one has ended; `again`: where no start has a value."""
     yield Stage(runs, 0)
-    tol = jnp.asarray(config.tol)
+    tol = np.asarray(config.tol, float)
     for step in range(config.max_steps):
         runs, at = asked_for(ascent, runs)
         runs = advance(runs, at, tol)
@@ -153,7 +161,7 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
     """The best of the restarts, solved once more at its point; `begun`: where they began."""
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
-    hyper, bounds = constrained(ascent, runs, np.asarray(best))
+    hyper, bounds, flat = constrained(ascent, runs, np.asarray(best))
     others = jnp.asarray(np.arange(len(losses)) != best)
     _, last = asked_for(ascent, runs._replace(asked=runs.point, done=others))
     _, slopes, value, solution = entry(last, best)
@@ -166,9 +174,9 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
         "restart_ended": np.asarray(runs.done),
         "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
-    result = Result.interrupted if verb.ended else _result(runs, best)
+    result = Result.interrupted if verb.ended else _result(runs, best, bool(flat))
     if result in (Result.max_steps, Result.nonfinite):
-        first, _ = constrained(ascent, runs._replace(point=begun), np.asarray(best))
+        first, *_ = constrained(ascent, runs._replace(point=begun), np.asarray(best))
         if caution := vanishing(trace, first, hyper, slopes):
             stats["caution"] = caution
         elif result is Result.max_steps:
@@ -202,11 +210,10 @@ def _scales_of_effects(model, args, kwargs, hyper: dict) -> frozenset:
     return frozenset().union(*sources(covariances, hyper))
 
 
-def _result(runs: Run, best: int) -> Result:
+def _result(runs: Run, best: int, flat: bool) -> Result:
     if not np.asarray(runs.loss)[best] < UNUSABLE:
         return Result.nonfinite
-    flat = is_flat(runs.slope[best], runs.loss[best], runs.sites.nat1.shape[-1])
-    return Result.converged if runs.done[best] and flat else Result.max_steps
+    return Result.converged if np.asarray(runs.done)[best] and flat else Result.max_steps
 
 
 def _require_inside(runs: Run, config: MAP) -> None:
@@ -328,7 +335,7 @@ def other_scales(free: dict, model, args, kwargs, hyper: dict) -> Iterator[dict]
     powers = {m + p for m in middles for p in range(-_POWERS, _POWERS + 1)} - {0}
     for power in sorted(powers):
         # unconstrained values are logarithms of positive ones
-        step = power * jnp.log(10.0)
+        step = power * math.log(10.0)
         yield {k: x + step if k in scales else x for k, x in free.items()}
 
 

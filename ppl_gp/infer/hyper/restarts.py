@@ -105,7 +105,8 @@ def _told(at, evaluated):
 
 def _begin(point, sites: PseudoLikelihood) -> Run:
     arrays, _ = _fresh(point, sites)
-    one, inf = jnp.ones(()), jnp.full((), jnp.inf)
+    one = jnp.ones(())
+    inf = jnp.inf * one  # of a definite type, as after a step, or a second program is compiled
     return Run(point, point, arrays, sites, one, inf, inf, jnp.int32(0), jnp.zeros((), bool))
 
 
@@ -237,5 +238,7 @@ def advance(runs: Run, at: Evaluation, tol) -> Run:
 
 @quick_jit
 def constrained(problem: Ascent, runs: Run, best):
+    """Of one restart: (hyperparameters, those at an end of their interval, `is_flat`)."""
     hyper = problem.space.constrain(jax.tree.map(lambda x: x[best], runs.point))
-    return hyper, at_bounds(problem.space, hyper)
+    flat = is_flat(runs.slope[best], runs.loss[best], runs.sites.nat1.shape[-1])
+    return hyper, at_bounds(problem.space, hyper), flat

@@ -28,6 +28,9 @@ _WORTH_TELLING = 1e-3  # nats a datum that nodes may be off before it is said
 _WINDOW = 20  # steps at either end of a run that are compared
 
 
+_folded = quick_jit(random.fold_in)
+
+
 def total_bound(begun: Begun, state: State, key) -> float | None:
     """The objective over all data, nats; of a stream that cannot be read again, `None`. O(N M^2).
     With an autoguide each batch has one draw of the hyperparameters.
@@ -42,7 +45,7 @@ def _of_batches(begun: Begun, state: State, key, sweep=None) -> np.ndarray:
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
     sweep = source.sweep(size * max(1, MOST_LOOKED // size)) if sweep is None else sweep
     for i, rows in enumerate(sweep):
-        batch = begun.spread.batch(as_batch(rows, random.fold_in(key, i)))
+        batch = begun.spread.batch(as_batch(rows, _folded(key, np.asarray(i))))
         parts = _parts if source.num_data <= _QUICKLY else _parts.full
         one, rest = parts(begun.problem, state, batch)
         expected, rests = [*expected, float(one)], [*rests, float(rest)]
@@ -113,6 +116,11 @@ def over_passes(
     return mean_and_error(sums if by_batch else [np.sum(x, keepdims=True) for x in sums])
 
 
+@quick_jit
+def _split(key, num: int) -> list[Array]:
+    return [*random.split(key, num)]
+
+
 def judged(begun: Begun, state: State, key) -> tuple[float | None, float | None]:
     """(the ELBO over all data, its standard error), nats, with a KL weight of 1 for any `beta`. The
     error is that of 2 to 10 sums with draws, or rows of a stream, of their own; else `None`.
@@ -120,7 +128,7 @@ def judged(begun: Begun, state: State, key) -> tuple[float | None, float | None]
     source, drawn = begun.subject.source, begun.problem.drawn
     plain = eqx.tree_at(lambda p: p.beta, begun.problem, replace_fn=jnp.ones_like)
     begun = begun._replace(problem=plain)
-    keys = random.split(key, repeats(source.num_data) if drawn else 1)
+    keys = _split(key, repeats(source.num_data) if drawn else 1)
     if not isinstance(source, StreamSource):
         return mean_and_error([_of_batches(begun, state, k) for k in keys])
     each = cycle(keys)  # one where nothing is drawn

@@ -12,7 +12,7 @@ from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
-from ppl_gp.infer.hyper.space import held, holding
+from ppl_gp.infer.hyper.space import given, held, holding
 from ppl_gp.infer.probes import first_trace, probe_layers
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
@@ -23,7 +23,7 @@ from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.reading import Declared, declare
 from ppl_gp.reading.refusals import require_pairs, unpaired
 from ppl_gp.reading.roles import roles, subsampling
-from ppl_gp.reading.tracing import run
+from ppl_gp.reading.tracing import run, run_at_once
 from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.inducing import MAX_CANDIDATES
@@ -68,18 +68,26 @@ def look_at(
     batch = as_batch(first, random.key(0))
     at = batch.args, batch.kwargs
     model = declare(model, *at)
+    if source.plate is not None:
+        model.reading.require_apart("without subsample_size", drawn=True)
+    elif not (source.whole or model.reading.coupled):  # which `probe_layers` refuses by its cause
+        model.reading.require_apart(f"SVGP(batch_size={source.num_data})")
     if isinstance(source, StreamSource):
         num, source.grows = method.num_inducing, model.reading.grows
         source.look(first, max(num, min(_PER_POINT * num, MOST_LOOKED)))
     # a guide of one's own is written for the sites that are declared
     if not declared and (isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper)):
-        at_values = run(holding(model, method.hyper), *at, batch.given)
-        kept = {**batch.given, **held(method.hyper, at_values)}
+        kept = dict(batch.given)
+        if given(method.hyper)[1] or getattr(method.hyper, "maximise", ()):
+            kept |= held(method.hyper, run(holding(model, method.hyper), *at, batch.given))
         point = isinstance(method.hyper, MAP)
         asked = method.layers.latents is not None or method.layers.num_importance > 1
         model = with_effects(model, *at, kept, point, asked)
-    trace = first_trace(model, *at, batch.given)
-    require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
+    trace = first_trace(model, *at, batch.given or None)
+    faults = unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps})
+    if isinstance(model, Collapsed):  # whose predictor is no site of the user's
+        model.reading.require_row_by_row(faults)
+    require_pairs(faults)
     if source.plate is None and (plates := [*subsampling(trace)]):
         raise DataError(
             f"plate '{plates[0]}' subsamples minibatches once more; that works with all "
@@ -93,8 +101,6 @@ def look_at(
     if isinstance(model, Collapsed):
         require_levels(model, source.args, source.kwargs, hyper)
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
-    if not source.whole and source.plate is None:
-        model.reading.require_apart(f"SVGP(batch_size={source.num_data})")
     return Subject(model, source, first, trace, names, structure, additive)
 
 
@@ -145,7 +151,7 @@ def _inputs(subject: Subject, hyper: dict, rows: Rows) -> dict[str, np.ndarray]:
     batch = as_batch(rows, random.key(0))
     given = {**hyper, **batch.given}
     inputs = lambda t: {k: np.asarray(unwrap(t[k]["fn"]).X) for k in subject.gps}  # noqa: E731
-    found = inputs(run(subject.model, batch.args, batch.kwargs, given))
+    found = inputs(run_at_once(subject.model, batch.args, batch.kwargs, given))
     if all(np.ptp(X, 0).any() for X in found.values()) or not subject.structure.inner:
         return found
     some = np.arange(min(batch.num, _DRAWN_ROWS))
@@ -173,7 +179,7 @@ def with_effects(
     found = collapse(model, args, kwargs, given)
     if not isinstance(found, Collapsed):
         return model
-    trace = run(model, args, kwargs, dict(given))
+    trace = run_at_once(model, args, kwargs, dict(given) or None)
     gps = roles(trace).gps
     effects = sorted(set(found.plan.sites) - set(gps))
     own = sorted(set(dict(found.plan.axes)) - set(gps))  # one a datum: latents

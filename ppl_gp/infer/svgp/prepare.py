@@ -28,7 +28,7 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.roles import roles
-from ppl_gp.reading.tracing import run
+from ppl_gp.reading.tracing import run_at_once
 from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import averaged, expected_log_lik, split_effects
@@ -46,7 +46,7 @@ def prepare(method: SparseMethod, subject: Subject, key, seed: int) -> Begun:
     # units and q(h) follow from the inputs that the hyperparameters give
     problem = _problem(method, subject, guide, fixed, subject.names if guide else tuple(free))
     hyper = _hyper_at(problem, free, batch)
-    trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    trace = run_at_once(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
     structure, moves = subject.structure, bool(free)
     variational = start.initial_variational(method, trace, structure, inputs, seed, moves)

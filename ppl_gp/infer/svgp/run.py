@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 
 from ppl_gp.errors import Result, StoreError, warn
 from ppl_gp.infer.batches import Source, as_batch, repeated, stack, usable
@@ -21,7 +20,7 @@ from ppl_gp.infer.sources import Rows
 from ppl_gp.infer.svgp.prepare import with_other_points
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.start import Begun, starts_elsewhere
-from ppl_gp.infer.svgp.step import Reached, State, advance
+from ppl_gp.infer.svgp.step import Reached, State, advance, folded
 from ppl_gp.reading.fingerprint import digest, fingerprint
 from ppl_gp.results.store.archive import read_archive, write_archive
 from ppl_gp.results.store.save import qualified_name
@@ -265,7 +264,7 @@ class LongRun(NamedTuple):
     def _advance(self, reached: Reached, chunk: list[Rows]) -> Reached:
         """What is reached after some more steps."""
         state, done = reached.state, len(reached.bounds)
-        keys = jax.vmap(lambda s: random.fold_in(self.key, s))(jnp.arange(done, done + len(chunk)))
+        keys = folded(self.key, np.arange(done, done + len(chunk)))
         if self.source.whole:
             batch = self.begun.spread.batch(as_batch(chunk[0], None))
             constant, varying = repeated(batch, keys)

@@ -20,7 +20,8 @@ from ppl_gp.infer.hyper.space import Space, fixed_values, space, starts
 from ppl_gp.infer.svgp.look import Subject
 from ppl_gp.infer.svgp.problem import Placement, Problem, hyper_at
 from ppl_gp.infer.svgp.step import State, begin
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import entry, quick_jit
+from ppl_gp.reading.digest import at_once
 from ppl_gp.reading.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.reading.predictor.parts import Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP
@@ -71,7 +72,7 @@ def initial_point(hyper, subject: Subject, batch: Batch, key) -> tuple[dict, dic
     where = space(subject.trace, subject.model, *at)
     if hyper.init is not None:
         return {}, where.unconstrain(fixed_values(hyper, where))
-    return {}, jax.tree.map(lambda x: x[0], _starts(where, key, 1))
+    return {}, entry(_starts(where, key, 1), 0)
 
 
 _starts = quick_jit(starts)
@@ -111,15 +112,18 @@ def _require_known(choice: Any, variables: dict) -> None:
 
 def _of_parts(method: SparseMethod, prior: PredictorGP, rows, seed: int, moves) -> PartsVariables:
     """Inducing variables of each GP behind a predictor, and what else there is."""
-    parts = prior.kernel.at(jnp.asarray(rows)).parts
+    priors = at_once(_priors_of_parts, prior, jnp.asarray(rows))
     gps = {
-        k: inducing_variables(method, k, p.prior, np.asarray(p.prior.X), seed, moves)
-        for k, p in parts.items()
-        if isinstance(p, Weighted)
+        k: inducing_variables(method, k, p, np.asarray(p.X), seed, moves) for k, p in priors.items()
     }
     # the collapsed bound and q(u) by the optimiser have dense forms alone
     arrow = isinstance(method, SVGP) and method.training.uses_natural
     return parts_variables(prior, gps, arrow=arrow)
+
+
+def _priors_of_parts(prior: PredictorGP, rows) -> dict[str, GP]:
+    parts = prior.kernel.at(rows).parts
+    return {k: p.prior for k, p in parts.items() if isinstance(p, Weighted)}
 
 
 def of_site(choice: Any, site: str, option: str) -> Any:
@@ -197,7 +201,8 @@ def _family(method: SparseMethod, variables, prior: GP, batch_shape, is_inner: b
     noise at first (Salimbeni & Deisenroth 2017, 4).
     """
     # X may be float32, and the kernel float64
-    shape, dtype = (*batch_shape, variables.num), prior.variance.dtype
+    dtype = jax.eval_shape(lambda: prior.variance).dtype
+    shape = (*batch_shape, variables.num)
     if method.training.uses_natural and not is_inner:
         return natural_prior(variables, shape, dtype)
     zeros = jnp.zeros(shape, dtype)

@@ -13,12 +13,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import lax, random
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import Result
 from ppl_gp.infer.svgp.problem import Problem, is_trained, objective
-from ppl_gp.quick import full_jit
+from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.sparse.bound import Batch, Terms, Variational
 from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge
 
@@ -63,6 +63,13 @@ class Reached(NamedTuple):
     cause: Exception | None = None  # raised inside the stream
 
 
+@quick_jit
+def folded(key, numbers) -> Array:
+    """A key for each number."""
+    return jax.vmap(lambda i: random.fold_in(key, i))(numbers)
+
+
+@quick_jit
 def begin(problem: Problem, free, variational: Variational) -> State:
     """The state before the first step."""
     trained, _ = eqx.partition((free, variational), is_trained(problem, free, variational))

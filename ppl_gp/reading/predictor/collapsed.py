@@ -157,7 +157,7 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
     """
     num, arrays = model.completed(args, kwargs)
     rest = Rest(arrays if num > 1 else model.skeleton.twice(arrays), hyper)
-    zero = model.moved.zero(rest)
+    zero = {k: np.zeros(x.shape, x.dtype) for k, x in model.moved.innovations(rest).items()}
     names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
     here = model.moved.at(rest)
     for indices, sizes, places, signed in here.predictors.looked_up(zero, rest):

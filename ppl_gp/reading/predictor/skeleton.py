@@ -55,7 +55,8 @@ class Skeleton:
         # in a file without observations: zeros are no scale and no exposure, ones are
         first = self.first.get(path, jnp.issubdtype(entry.dtype, jnp.inexact))
         value = True if entry.dtype == bool else first
-        return jnp.full(_resized(entry, (axis,), num).shape, value, entry.dtype)
+        full = jnp.full if isinstance(value, Tracer) else np.full  # on the host: no program
+        return jnp.asarray(full(_resized(entry, (axis,), num).shape, value, entry.dtype))
 
     def arguments(self, arrays: Mapping[str, Any]) -> tuple[tuple, dict]:
         """(args, kwargs) with these arrays."""

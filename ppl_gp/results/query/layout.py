@@ -15,6 +15,7 @@ from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.gp import bare_shape, unwrap
+from ppl_gp.quick import kept_values
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted
 from ppl_gp.reading.roles import (
@@ -171,7 +172,7 @@ def outcomes(fn) -> tuple[int | float, ...] | None:
     if core.event_dim or not core.has_enumerate_support:
         return None
     try:
-        with jax.ensure_compile_time_eval():
+        with kept_values():
             values = np.ravel(core.enumerate_support(expand=False))
     except (NotImplementedError, ValueError):  # a binomial with totals that differ, say
         return None
