@@ -776,3 +776,5 @@ def test_functions_that_close_over_values_of_a_run_are_called_after_it(prior):
     right = K @ np.linalg.solve(K + 0.25 * np.eye(6), np.sin(x))
     np.testing.assert_allclose(fit.posterior(x).mean, right, atol=1e-5)
     np.testing.assert_allclose(fit.predict(x).f_mean, right, atol=1e-5)
+    sparse = pg.fit(model, pg.CollapsedSVGP(inducing=x, hyper=fit.method.hyper), 0, x, y=np.sin(x))
+    assert abs(sparse.log_evidence - fit.log_evidence) < 1e-4
