@@ -85,7 +85,7 @@ def look_at(
         model = with_effects(model, *at, kept, point, asked)
     trace = first_trace(model, *at, batch.given or None)
     faults = unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps})
-    if isinstance(model, Collapsed):  # whose predictor is no site of the user's
+    if isinstance(model, Collapsed):  # its predictor is a site that the user did not name
         model.reading.require_row_by_row(faults)
     require_pairs(faults)
     if source.plate is None and (plates := [*subsampling(trace)]):
