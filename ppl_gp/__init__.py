@@ -11,7 +11,7 @@ from ppl_gp import native_logs as _sets_the_log_level
 # The site and what it is made of
 from ppl_gp import kernels, means, observations, priors
 
-# Latents that stand one a datum
+# Per-datum latents
 from ppl_gp.deep.latents import Amortised, Free
 
 # Errors and results

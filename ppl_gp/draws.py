@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_gp.gp import require_flag
 from ppl_gp.kept import Kept
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.linalg import add_diagonal, cholesky
@@ -107,7 +108,7 @@ class Draws(eqx.Module):
     """S weighted draws of all that a posterior is over; S = 1 if the hyperparameters are one value.
 
     - `hyper`: {hyperparameter or param: (S, ...)}.
-    - `latents`: {latent that stands one a datum: (S, ...)}, where a sampler drew it.
+    - `latents`: {per-datum latent: (S, ...)}, where a sampler drew it.
     - `kept`: {GP site: what is kept of q(f)}.
     - `log_weights`: (S,), finite, their exponentials sum to one; -log S each for draws by MCMC.
     """
@@ -130,7 +131,7 @@ class Draws(eqx.Module):
         return cls(hyper, {}, kept, jnp.full(num, -np.log(num)))
 
     def apart(self, latents: Callable[[str], bool]) -> "Draws":
-        """The same draws, with the sites that stand one a datum among `latents`."""
+        """The same draws, with the per-datum sites among `latents`."""
         known = self.known
         hyper = {k: v for k, v in known.items() if not latents(k)}
         local = {k: v for k, v in known.items() if latents(k)}
@@ -198,8 +199,9 @@ class Mixture(eqx.Module):
     process_of: Callable = eqx.field(static=True)  # an entry of the draws -> its process
     draws: Draws
 
-    def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
+    def __call__(self, X_new, joint: Any = False) -> dist.Distribution:
         """A `MixtureSameFamily` of normals, batch (M,); joint: of multivariate normals."""
+        require_flag(joint)
 
         def one(draw):
             process = self.process_of(draw)

@@ -178,7 +178,8 @@ class Conditioned(eqx.Module):
     def joint(self, new: GP) -> tuple[Array, Array]:
         """(mean, covariance) at the inputs of `new`."""
 
-    def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
+    def __call__(self, X_new, joint: Any = False) -> dist.Distribution:
+        require_flag(joint)
         new = self.at(X_new)
         if joint:
             mean, covariance = self.joint(new)
@@ -194,6 +195,15 @@ class Conditioned(eqx.Module):
             return X_new
         prior, X = self.prior, plain_numbers("X_new", X_new)
         return GP(prior.kernel, X, prior.mean_function, prior.jitter)
+
+
+def require_flag(joint) -> None:
+    """Raise `DataError` for another argument of the model in the place of `joint`."""
+    if not isinstance(joint, bool | np.bool_):
+        raise DataError(
+            f"posterior(X_new, joint={type(joint).__name__}): joint must be True or False. The "
+            "posterior of f depends on the inputs of its GP alone: leave other arguments out."
+        )
 
 
 class Whiten(Reparam):

@@ -94,8 +94,12 @@ def kept_values():
     function is traced. `jax.ensure_compile_time_eval` there alone: with it, constants inside
     compiled functions are computed one by one, a program each.
     """
-    traced = isinstance(jax.device_put(np.zeros(())), Tracer)
-    return jax.ensure_compile_time_eval() if traced else nullcontext()
+    return jax.ensure_compile_time_eval() if is_traced() else nullcontext()
+
+
+def is_traced() -> bool:
+    """Whether `jax.jit`, `vmap` or `grad` is at work, whose operations give no concrete arrays."""
+    return isinstance(jax.device_put(np.zeros(())), Tracer)
 
 
 def zeros_of(function: Callable, *args) -> Any:

@@ -1,4 +1,4 @@
-"""q(h): what is believed of the latents that stand one a datum. Free for each datum, or by an
+"""q(h): what is believed of the per-datum latents. Free for each datum, or by an
 encoder: an Equinox module from what is known of a datum to the parameters of q(h).
 """
 

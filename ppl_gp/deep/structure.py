@@ -1,4 +1,4 @@
-"""What feeds what in a model: layers of GP sites, and latents that stand one a datum."""
+"""What feeds what in a model: layers of GP sites, and per-datum latents."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Structure(NamedTuple):
 
     gps: tuple[str, ...]
     inner: tuple[str, ...]  # GP sites whose values are another GP's inputs
-    latents: tuple[str, ...]  # one a datum
+    latents: tuple[str, ...]  # one per datum
     varying: tuple[str, ...]  # GP sites whose inputs are computed from a latent
     given: tuple[str, ...]  # GP sites whose inputs are computed from the data alone
 

@@ -1,7 +1,7 @@
 """Bounds as NumPyro ELBO objects: for its `SVI`, with any guide, in function space (GP sites) and
 in weight space alike.
 
-Sites in the data's plates (what is observed, and latents that stand one a datum) enter for each
+Sites in the data's plates (what is observed, and per-datum latents) enter for each
 datum; every other latent site, q(u) of a GP and a network's weights among them, enters by its KL
 divergence, once, outside the log. A plate that subsamples makes them minibatch bounds, unbiased for
 num_importance = 1. `GlobalImportanceWeightedELBO` takes one log over draws of everything.

@@ -215,13 +215,13 @@ def _require_shared(method: Any, trace: dict) -> None:
     local = sorted(set(method.init or {}) & set(roles(trace).local_latents))
     if local:
         raise DataError(
-            f"MeanField(init=...): {local} stand one a datum, and with batches each begins anew; "
+            f"MeanField(init=...): {local} are per datum, and with batches each begins anew; "
             "give values of the other sites."
         )
 
 
 def _require_room(method: Any, structure: Structure, source: Source) -> None:
-    """Draws of what stands one a datum are kept for all rows of arrays."""
+    """Draws of what is per datum are kept for all rows of arrays."""
     rows = 0 if isinstance(source, StreamSource) else len(structure.local) * source.num_data
     if rows * method.num_draws > _MOST_DRAWN:
         raise DataError(

@@ -1,6 +1,6 @@
 """Steps on a batch of the rows: stochastic variational inference (Hoffman et al. 2013).
 
-The factors of what stands one a datum, the local blocks, are brought to their optimum for the rows
+The factors of what is per datum, the local blocks, are brought to their optimum for the rows
 of a batch; each other block then goes a step rho from its natural parameters towards the maximum of
 
     sum_terms in no row E[log p] + sum_rows of the batch w_n sum_terms E[log p_n],   w_n = N / B,
@@ -33,7 +33,7 @@ _SETTLED = 1e-10  # change of their moments, beside one, below which they are th
 
 
 def split(structure: Structure, trace: dict) -> Structure:
-    """The structure with what stands one a datum, and the axes by which its log joint weighs rows,
+    """The structure with what is per datum, and the axes by which its log joint weighs rows,
     by the annotated trace of a batch. `ModelError` where q or a density joins rows.
     """
     axes = {k: trace[k]["data_axis"] for k in structure.joint.terms}

@@ -30,7 +30,7 @@ from ppl_gp.reading.tracing import bare_trace
 
 class Structure(NamedTuple):
     """Blocks in the order of their updates, discrete ones last, and the terms that see them;
-    `local`: (block, axis of the rows in its batch) of what stands one a datum, for batches.
+    `local`: (block, axis of the rows in its batch) of what is per datum, for batches.
     """
 
     joint: LogJoint

@@ -277,6 +277,6 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
         )
     if found.local_latents:
         raise ModelError(
-            f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum. "
+            f"latent sites {list(found.local_latents)} stand in the data's plate, one per datum. "
             f"{LISTED}"
         )

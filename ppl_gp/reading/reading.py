@@ -143,7 +143,7 @@ class Reading:
 
     def _told(self, site: str, what: str, how: str) -> str:
         line = dict(self.lines).get(site)
-        verb = "see" if what == "inputs" else "sees"
+        verb, what = ("see", "inputs or the mean") if what == "inputs" else ("sees", what)
         told = f"a row sees more than its own arguments: the {what} of '{site}' {verb} {_MORE[how]}"
         return f"{told} ({line})" if line else told
 

@@ -20,6 +20,7 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kernels.pairs import pair_fault
+from ppl_gp.quick import is_traced
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.digest import own_kinds
 from ppl_gp.reading.roles import Roles, is_factor, is_observed, roles
@@ -49,16 +50,18 @@ def of_the_model(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def told(*args, **kwargs):
-        leaves = jax.tree.leaves((args, kwargs))
-        if any(isinstance(x, core.Tracer) for x in leaves):
-            raise DataError(
-                f"{function.__name__} was given an array that jax.jit, jax.vmap or jax.grad "
-                "traces: call it outside of them, as it compiles its own work. Inside of them a "
-                "model with a GP has fit.posterior(X_new).mean and .variance, of f."
-            )
+        outside = DataError(
+            f"{function.__name__} was called under jax.jit, jax.vmap or jax.grad: call it outside "
+            "of them, as it compiles its own work. Inside of them a model with a GP has "
+            "fit.posterior(X_new).mean and .variance, of f."
+        )
+        if any(isinstance(x, core.Tracer) for x in jax.tree.leaves((args, kwargs))):
+            raise outside
         try:
             return function(*args, **kwargs)
         except VALUE_WANTED as error:
+            if is_traced():
+                raise outside from error
             raise ModelError(
                 f"the model asks for the values of an array while it is compiled{_line(error)}: "
                 "NumPy was applied to an argument or a site's value, or `if`, a loop or an index "

@@ -70,7 +70,7 @@ class Roles(NamedTuple):
 
 def roles(trace: dict) -> Roles:
     """Sort the sites of a declared model: GP sites, observed sites, hyperparameters,
-    `numpyro.param`s, latents one a datum.
+    `numpyro.param`s, per-datum latents.
 
     `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
     """

@@ -156,8 +156,13 @@ def run_at_once(model, args, kwargs, hyper=None, latent=None) -> dict:
 def _valid_run(*inputs) -> tuple[dict, jax.Array]:
     """(the trace, whether NumPyro takes all parameters)."""
     trace = run(*inputs)
+    return trace, is_valid(trace)
+
+
+def is_valid(trace: dict) -> jax.Array:
+    """Whether NumPyro takes the parameters of all sites."""
     checks = _checks([s["fn"] for s in trace.values() if s["type"] == "sample"])
-    return trace, jnp.all(jnp.stack([jnp.ones((), bool), *checks]))
+    return jnp.all(jnp.stack([jnp.ones((), bool), *checks]))
 
 
 def _checks(tree) -> list[jax.Array]:
@@ -215,7 +220,7 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
     """Run the model so that its hyperparameters alone talk to the outer handlers; {site: value} of
     them.
 
-    `local=False` keeps latents that stand one a datum from them too, and `without` further sites.
+    `local=False` keeps per-datum latents from them too, and `without` further sites.
     Only the model's own sites are hidden, by name: outer handlers send messages of their own
     through this stack, such as the log-Jacobian with which NumPyro's samplers transform a site, and
     those must pass. O(N), no factorisation.

@@ -184,7 +184,7 @@ def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict
         return *posterior_draws(fit, key, num_draws), {}
     if (own := own_effects(fit)) and not scored_names(training_sites(fit)):
         raise DataError(
-            f"effects {own} stand one a datum, and have a posterior given the observations, which "
+            f"effects {own} are per datum, and have a posterior given the observations, which "
             "a saved fit of SVGP() does not hold; draw before saving."
         )
     draws, repeats, known = _even(fit, num_draws)
@@ -290,8 +290,8 @@ def require_same_stream(verb: str, named: Mapping[str, Record]) -> None:
 
 def training_sites(fit: Record) -> dict:
     """`first_trace`; `DataError` where the model subsamples, so that it is of some rows only."""
-    trace = first_trace(fit)
-    require_all_rows(trace)
+    trace, name = first_trace(fit), type(fit.method).__name__
+    require_all_rows(trace, f"fit with None, and {name}(batch_size={{}}) draws the batches")
     return trace
 
 

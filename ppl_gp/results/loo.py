@@ -103,7 +103,7 @@ def loo(fit: Record) -> "ELPDData":
     fit.warn_of_others("loo")
     if own := own_effects(fit):
         raise ModelError(
-            f"loo() under SVGP() is not for effects that stand one a datum, {own}, and follow it: "
+            f"loo() under SVGP() is not for per-datum effects, {own}, and follow it: "
             "use VI(), EP() or Laplace(), or score held-out data by log_density."
         )
     data = _scored_data(fit, sites)

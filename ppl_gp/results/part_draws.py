@@ -123,7 +123,7 @@ def _given_inducing(kept: FromInducing, prior, here: Behind, key, num: int) -> d
     found = {}
     for i, (k, fn) in enumerate(here.fns.items()):
         if k not in variables.names:
-            continue  # one a datum: `_given_functions`
+            continue  # one per datum: `_given_functions`
         block = v[:, variables.start(k) : variables.start(k) + variables.size(k)]
         if k in variables.tables:
             found[k] = jax.vmap(root_of(fn))(jnp.reshape(block, (num, *fn.shape())))
@@ -155,7 +155,7 @@ def _given_functions(likelihood: Any, here: Behind, e: dict, key) -> dict:
 
 
 def own_effects(record: Record) -> list[str]:
-    """Sites that stand one a datum and are integrated in the likelihood (`sparse.expectation`)."""
+    """Per-datum sites and are integrated in the likelihood (`sparse.expectation`)."""
     kept: Any = next(iter(record.latent.values()), None)
     if not isinstance(record.model, Collapsed) or not isinstance(kept, FromInducing):
         return []

@@ -42,7 +42,7 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     known (`"offset"`, a `Delta`, where it is not zero).
 
     A site whose mean is another site (group effects about a level) counts as what it adds to that.
-    Effects that stand one a datum are new at new rows: their prior. Where the hyperparameters were
+    Per-datum effects are new at new rows: their prior. Where the hyperparameters were
     integrated, by `Sample` or `Grid`, each is the `MixtureSameFamily` over the S weighted draws,
     O(S M) memory. Arguments, errors and cost as `predict`, and O(M N^2) a part and a draw.
 
@@ -157,7 +157,7 @@ def _given_data(kept, root, C, prior) -> tuple[Array, Array]:
 
 def effects(record: Record) -> dict[str, dist.Distribution]:
     """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}, but
-    for noise that stands one a datum, which `components` has at the rows it is asked for.
+    for per-datum noise, which `components` has at the rows it is asked for.
 
     Where the hyperparameters were integrated, by `Sample` or `Grid`: the `MixtureSameFamily` of
     these normals over the S weighted draws. O(N^3) a draw.

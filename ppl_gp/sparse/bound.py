@@ -108,7 +108,7 @@ class AtBatch(NamedTuple):
     priors: dict[str, GP]
     processes: dict[str, SparseProcess]
     q: dict[str, Whitened]
-    own: dict[str, Array]  # variances of effects that stand one a datum, which f is without
+    own: dict[str, Array]  # variances of per-datum effects, which f is without
 
     @property
     def log_lik(self) -> JointLogLikelihood | Averaged:
@@ -142,7 +142,7 @@ def at_batch(
 
 def quadrature_gap(at: AtBatch, expectation: Expectation):
     """(sum_n w_n (E_q[log p(y_n | f_n)] by the bound's nodes - by finer ones), the same of absolute
-    values), nats. Of effects that stand one a datum the nodes of both integrals count.
+    values), nats. Of per-datum effects the nodes of both integrals count.
 
     Zero, and no finer nodes, where log p(y_n | f_n) is proved a polynomial that Gauss-Hermite nodes
     integrate exactly.

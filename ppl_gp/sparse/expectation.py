@@ -1,7 +1,7 @@
 """E_q[log p(y_n | f_n)] for one function a datum, two or three, or many: Gauss-Hermite, its tensor
 product, or draws.
 
-Effects that stand one a datum, integrated before q is looked at.
+Per-datum effects, integrated before q is looked at.
 
 With eta_n = f_n + e_n, independent e_n ~ N(0, s_n^2), and q(f) from inducing variables,
 
@@ -180,7 +180,7 @@ DRAWN_FROM = 384  # nodes of the distribution function that effects are drawn by
 
 
 def split_effects(priors: dict[str, GP]) -> tuple[dict[str, GP], dict[str, Array]]:
-    """({GP site: prior without effects that stand one a datum}, {GP site that has such effects:
+    """({GP site: prior without per-datum effects}, {GP site that has such effects:
     their variances}). Of one function a datum.
     """
     left, own = dict(priors), {}

@@ -74,7 +74,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Layers:
-    """Latents that stand one a datum, and GPs that feed each other, in the bound of `SVGP`.
+    """Per-datum latents, and GPs that feed each other, in the bound of `SVGP`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Latents that stand one a datum: bounds against quadrature and probabilistic PCA, gradients,
+"""Per-datum latents: bounds against quadrature and probabilistic PCA, gradients,
 errors, prediction.
 """
 

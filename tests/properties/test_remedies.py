@@ -558,6 +558,18 @@ ROWS = {
         lambda: fit(batches, X, method=sparse()),
         slow=True,
     ),
+    "leave-one-out of batches": row(
+        r"can be None, fit with None, and SVGP\(batch_size=2\) draws the batches",
+        lambda: fit(batches, X, method=sparse()).loo(),
+        lambda: fit(batches, X, method=sparse(batch_size=2), batch=None).loo(),
+        slow=True,
+    ),
+    "another argument of the model to the posterior of f": row(
+        r"posterior\(X_new, joint=ndarray\).*leave other arguments out",
+        asked(lambda fit: fit.posterior(X, np.ones(N))),
+        asked(lambda fit: fit.posterior(X)),
+        asked(lambda fit: fit.posterior(X, True)),
+    ),
     "Grid of a param": row(
         r"Declare them by numpyro\.sample, or use MAP\(\) or Fixed",
         lambda: fit(with_param, X, method=pg.Laplace(hyper=pg.Grid())),
@@ -698,7 +710,7 @@ ROWS = {
         slow=True,
     ),
     "a prior without draws": row(
-        r"give MAP\(init=\{'variance': \.\.\., \.\.\.\}\) with restarts=1, or hyper=Fixed",
+        r"give hyper=MAP\(init=\{'variance': \.\.\., \.\.\.\}, restarts=1\), or hyper=Fixed",
         lambda: fit(of_prior, X, prior=IMPROPER, method=pg.Laplace()),
         lambda: fit(
             of_prior, X, prior=IMPROPER, method=map_of(init={"variance": 1.0}), throw=False
@@ -806,7 +818,7 @@ ROWS = {
         slow=True,
     ),
     "a column that is standardised in minibatches": row(
-        r"rows: .* the inputs of 'f' see other rows \(test_remedies.py, line \d+.*"
+        r"rows: .* the inputs or the mean of 'f' see other rows \(test_remedies.py, line \d+.*"
         r"before the fit.*SVGP\(batch_size=6\)",
         lambda: fit(standardised, X, method=sparse(batch_size=3)),
         lambda: fit(plain, (X - X.mean()) / X.std(), method=sparse(batch_size=3), throw=False),
@@ -818,6 +830,12 @@ ROWS = {
         asked(lambda fit: fit.predict(X).mean),
         asked(lambda fit: jax.jit(lambda x: fit.posterior(x).mean)(X)),
         asked(lambda fit: jax.jit(lambda x: fit.posterior(x).variance)(X)),
+    ),
+    "a density under jit, of arrays that it does not trace": row(
+        r"jax\.jit.*fit\.posterior\(X_new\)\.mean and \.variance",
+        asked(lambda fit: jax.jit(lambda x: x + fit.log_density(X, Y))(0.0)),
+        asked(lambda fit: fit.log_density(X, Y)),
+        asked(lambda fit: jax.jit(lambda x: x + fit.posterior(X).mean)(0.0)),
     ),
     "negative curvature": row(
         r"try NUTS\(\), or for a model with a GP EP\(power=0\.5, damping=0\.5\)",

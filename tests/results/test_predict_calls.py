@@ -2,6 +2,7 @@
 whose remedy runs.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -148,3 +149,55 @@ def test_columns_that_were_whole_in_training_take_any_new_number(kind):
     np.testing.assert_allclose(found.f_variance, 2.0 + new[1] ** 2 - explained, atol=1e-5)
     with pytest.raises(pg.DataError, match="integer"):  # an index is no number
         fit.predict(*new, np.array([0.5, 1.0, 2.0]))
+
+
+def times(X, e, y=None, kind="scale", has_function=True):
+    """A parameter that an argument multiplies, which NumPyro takes in training."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X)) if has_function else b * X
+    with numpyro.plate("data", X.shape[0]):
+        if kind == "probs":
+            numpyro.sample("y", dist.BernoulliProbs(e * jax.nn.sigmoid(f)), obs=y)
+        else:
+            numpyro.sample("y", dist.Normal(f + b, 0.5 * e), obs=y)
+
+
+REFUSING = [
+    (pg.Laplace(), "scale", True),
+    (pg.Laplace(), "probs", True),
+    (pg.MeanField(), "scale", False),  # integrated exactly
+    pytest.param(pg.SVGP(num_inducing=4, max_steps=3), "scale", True, marks=pytest.mark.slow),
+    pytest.param(pg.NUTS(num_warmup=3, num_samples=3), "probs", True, marks=pytest.mark.slow),
+]
+REFUSED = {"scale": [1.0, -1.0, 1.0], "probs": [0.5, 2.5, 0.5]}  # the second row
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("method", "kind", "has_function"), REFUSING)
+def test_a_parameter_that_numpyro_refuses_in_a_new_row(method, kind, has_function):
+    """As in a fit: a variance is the scale's square, and p > 1 has a mean; neither is an answer."""
+    args, rest = (X, np.full(N, 0.9)), {"kind": kind, "has_function": has_function}
+    fit = pg.fit(times, method, 0, *args, y=(COUNTS > 2).astype(int), **rest, throw=False)
+    bad, good = np.array(REFUSED[kind]), np.full(3, 0.9)
+    for verb in (
+        lambda e: fit.predict(NEW, e).mean,
+        lambda e: fit.log_density(NEW, (SEEN > 2).astype(int), e),
+        lambda e: fit.sample(0, NEW, 2, e).y,
+    ):
+        assert np.all(np.isfinite(verb(good)))
+        with pytest.raises(pg.DataError, match=rf"invalid {kind} parameter.*\(times, line \d+\)"):
+            verb(bad)
+
+
+def test_a_parameter_that_numpyro_refuses_at_some_draws():
+    def model(X, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(0.0, 1.0 + slope * X), obs=y)
+
+    method = pg.NUTS(num_warmup=50, num_samples=50, num_chains=1)
+    fit = pg.fit(model, method, 0, 0.1 * X, y=np.sin(X))
+    share = np.mean(1.0 - 0.7 * np.asarray(fit.hyper["slope"]) <= 0.0)
+    assert 0.0 < share < 1.0
+    with pytest.warns(UserWarning, match=f"refuses parameters .* at {share:.0%} of the draws"):
+        fit.predict(np.array([-0.7]))

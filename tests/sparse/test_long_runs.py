@@ -449,7 +449,7 @@ def test_observations_with_the_data_last_are_split_along_the_data():
             {"order": np.arange(32)[::-1].copy()},
             "depends on values at other rows than its own",
         ),
-        ({"scaled": "inputs"}, "the inputs of 'f' see other rows"),
+        ({"scaled": "inputs"}, "the inputs or the mean of 'f' see other rows"),
         ({"scaled": "kernel"}, "the kernel of 'f' sees other rows"),
     ],
     ids=["lookup", "normalised", "heuristic"],

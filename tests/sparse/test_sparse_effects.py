@@ -188,7 +188,7 @@ def test_a_single_value_that_is_not_integrated_is_told():
 def test_effects_that_would_be_maximised_are_refused():
     X, _, group, _, rng = data()
     y = rng.integers(0, 3, N)
-    several = r"maximise \['u'\].*\['e'\] stand one a datum, which sees several.*AutoNormal"
+    several = r"maximise \['u'\].*\['e'\] are per datum, which sees several.*AutoNormal"
     with pytest.raises(pg.ModelError, match=several):
         pg.fit(_own, pg.SVGP(num_inducing=8, max_steps=2), 0, X, group, y=y)
 

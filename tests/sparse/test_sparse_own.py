@@ -1,4 +1,4 @@
-"""`SVGP` integrates effects that stand one a datum in the likelihood, before q is looked at."""
+"""`SVGP` integrates per-datum effects in the likelihood, before q is looked at."""
 
 import jax
 import jax.numpy as jnp
@@ -136,10 +136,10 @@ def test_draws_of_effects_have_the_posterior_of_the_dense_formula(fitted):
 @pytest.mark.slow
 def test_what_needs_the_observations_says_so(fitted, tmp_path):
     fit, _ = fitted
-    with pytest.raises(pg.ModelError, match=r"stand one a datum, \['e'\].*log_density"):
+    with pytest.raises(pg.ModelError, match=r"per-datum effects, \['e'\].*log_density"):
         fit.loo()
     back = pg.load(fit.save(tmp_path / "fit.zip"), model)
-    with pytest.raises(pg.DataError, match=r"\['e'\] stand one a datum.*before saving"):
+    with pytest.raises(pg.DataError, match=r"\['e'\] are per datum.*before saving"):
         back.to_datatree()
 
 

@@ -147,7 +147,7 @@ def starts(sp: Space, rng_key, num: int) -> dict:
 
     def refuse(site):
         if site["name"] in sp.names:
-            require_draws(site, f"MAP(init={{'{site['name']}': ..., ...}}) with restarts=1")
+            require_draws(site, f"hyper=MAP(init={{'{site['name']}': ..., ...}}, restarts=1)")
 
     def draw(key):
         checked = handlers.substitute(sp.model, substitute_fn=refuse)

@@ -40,7 +40,7 @@ class SparseNUTS(eqx.Module):
 
     Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n |
     f_n)]), their eq. 9: no Gaussian form is assumed for u, and the sparsity is the only
-    approximation. Effects and latents that stand one a datum are sampled too. In inner layers f
+    approximation. Effects and per-datum latents are sampled too. In inner layers f
     given u is independent from row to row, as in `SVGP`, and its noise is sampled. Inducing
     variables are fixed: chosen as `SVGP` chooses them, or given, such as `svgp_fit.inducing`.
     O(M^3 + N M^2) a

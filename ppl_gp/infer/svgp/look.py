@@ -30,6 +30,7 @@ from ppl_gp.sparse.inducing import MAX_CANDIDATES
 from ppl_gp.sparse.svgp import SparseMethod
 
 _DRAWN_ROWS = 1000
+_NO_EFFECTS = " (where no effect is integrated with the function)"
 _PER_POINT = 10  # rows of a stream's first batches that an inducing point is chosen from
 _LOOKS = 20  # batches of a subsampling model that inducing points are chosen from
 
@@ -71,7 +72,7 @@ def look_at(
     if source.plate is not None:
         model.reading.require_apart("without subsample_size", drawn=True)
     elif not (source.whole or model.reading.coupled):  # which `probe_layers` refuses by its cause
-        model.reading.require_apart(f"SVGP(batch_size={source.num_data})")
+        model.reading.require_apart(f"SVGP(batch_size={source.num_data}){_NO_EFFECTS}")
     if isinstance(source, StreamSource):
         num, source.grows = method.num_inducing, model.reading.grows
         source.look(first, max(num, min(_PER_POINT * num, MOST_LOOKED)))
@@ -174,7 +175,7 @@ def with_effects(
 
     Where it does not integrate them they are hyperparameters, and a warning says so; `maximised`
     with the others (`MAP`), `ModelError` for effects of several values. `latents`: whether the user
-    asked for a q(h) of what stands one a datum, which then stays as it is.
+    asked for a q(h) of what is per datum, which then stays as it is.
     """
     found = collapse(model, args, kwargs, given)
     if not isinstance(found, Collapsed):
@@ -182,15 +183,15 @@ def with_effects(
     trace = run_at_once(model, args, kwargs, dict(given) or None)
     gps = roles(trace).gps
     effects = sorted(set(found.plan.sites) - set(gps))
-    own = sorted(set(dict(found.plan.axes)) - set(gps))  # one a datum: latents
+    own = sorted(set(dict(found.plan.axes)) - set(gps))  # one per datum: latents
     if not gps or not (effects or set(gps) & set(model.reading.looked_up)):
         return model
     if not own or (found.plan.functions == 1 and not latents):
         return found
     left = [k for k in effects if k not in own]
-    why = f"{own} stand one a datum and have a q(h) each, as Layers(...) asks"
+    why = f"{own} are per datum and have a q(h) each, as Layers(...) asks"
     if not latents:
-        why = f"{own} stand one a datum, which sees several functions"
+        why = f"{own} are per datum, which sees several functions"
     many = [k for k in left if np.size(trace[k]["value"]) > 1]
     if maximised and many:
         raise ModelError(

@@ -153,7 +153,7 @@ def _layers(method: SparseMethod, structure: Structure) -> Layers:
     """Without what has arrays of its own."""
     if (copies := method.layers.num_importance) > 1 and not structure.latents:
         raise ModelError(
-            f"Layers(num_importance={copies}): the model has no latent that stands one a datum, so "
+            f"Layers(num_importance={copies}): the model has no per-datum latent, so "
             "there is nothing to weight; num_paths averages several draws through the layers."
         )
     require_separate(method.layers, structure, "Layers")

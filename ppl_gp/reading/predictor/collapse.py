@@ -89,7 +89,7 @@ def _found(
         return None
     whole, found = Innovated(model, skeleton(model, args, kwargs), sites), roles(trace)
     free = (*found.gps, *found.hyper, *found.params, *found.local_latents)
-    # what stands one a datum has another shape for other rows, and is drawn where it is not given
+    # what is per datum has another shape for other rows, and is drawn where it is not given
     values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
     rest = Rest(Leaves(model, args, kwargs).arrays, values)
     whole = whole._replace(sites=integrable(whole, rest, found.gps, asked=only is not None))

@@ -251,7 +251,7 @@ class Loadings(eqx.Module):
     parts: dict[str, Part]
 
     def without_own(self) -> "Loadings":
-        """Without effects that stand one a datum, but for their means."""
+        """Without per-datum effects, but for their means."""
         own = {k: p for k, p in self.parts.items() if isinstance(p, Own)}
         left = {k: p for k, p in self.parts.items() if k not in own}
         return Loadings(self.offset + sum(p.mean for p in own.values()), left)

@@ -205,7 +205,7 @@ class RowsKernel(Kernel):
 
 class PredictorGP(GP):
     """The prior of eta at rows of a model's arguments, (N,), or (R, N) where a datum sees R
-    functions. What a row shares with no other (a GP's jitter, effects that stand one a datum) is on
+    functions. What a row shares with no other (a GP's jitter, per-datum effects) is on
     the diagonal of the covariance, as jitter is.
 
     The R functions stand where those of any GP site do, in the batch shape, and are correlated:
@@ -218,7 +218,7 @@ class PredictorGP(GP):
         self._batch_shape = () if R == 1 else (R,)
 
     def without_own(self) -> "PredictorGP":
-        """The same without effects that stand one a datum: they are held at their means."""
+        """The same without per-datum effects: they are held at their means."""
         return PredictorGP(dataclasses.replace(self.kernel, own=False), self.X)
 
     @property

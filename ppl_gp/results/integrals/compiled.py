@@ -119,7 +119,9 @@ def predictive(
     is_quadrature = query.integration is Integration.quadrature
     little = is_quadrature and query.draws.num * query.layout.num <= _LITTLE
     compiled = _predictive if little else _predictive.full
-    return compiled(query, link_approximation, entries, judged)
+    f, y, valid = compiled(query, link_approximation, entries, judged)
+    query.require_valid(valid)
+    return f, y
 
 
 @quick_jit
@@ -159,7 +161,7 @@ def _predictive(query: Query, link_approximation, entries, judged: bool):
         if drawn := [k for k, v in entries.items() if v.functions is None and not v.is_affine]:
             _, averaged = cubature.average(query, given_run)
             y |= {k: averaged[k] for k in drawn}
-    return f, {site.label: _finished(site, y[site.label], num) for site in sites}
+    return f, {s.label: _finished(s, y[s.label], num) for s in sites}, query.valid()
 
 
 def _judged(site: ObservedSite, y: Outcome) -> Outcome:
@@ -254,7 +256,9 @@ def joint_draws(query: Query, key, num_samples: int, further: bool = False):
     at_once = each
     if query.layout.local_latents or query.layout.inner:
         at_once = max(1, int(_ROOM / (_COPIES * 8 * query.layout.num**2)))
-    return _joint_draws(query, key, chosen, place, each, min(at_once, each), further)
+    *found, valid = _joint_draws(query, key, chosen, place, each, min(at_once, each), further)
+    query.require_valid(valid)
+    return found
 
 
 def _places(query: Query, num_samples: int):
@@ -287,4 +291,4 @@ def _joint_draws(query: Query, key, chosen, place, each: int, at_once: int, furt
 
     keys = random.split(key, (chosen.shape[0], each))
     found = lax.map(component, (query.draws.part(chosen), keys))
-    return jax.tree.map(lambda x: x[place], found)
+    return *jax.tree.map(lambda x: x[place], found), query.valid()

@@ -197,7 +197,7 @@ def infer_latents(
         )
     if not fit.local:
         raise ModelError(
-            f"{type(fit.method).__name__} has no q(h) of latents one a datum; fit a model with "
+            f"{type(fit.method).__name__} has no q(h) of per-datum latents; fit a model with "
             "latents by SVGP()."
         )
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)

@@ -144,7 +144,9 @@ def predict(
     query = query_at(fit, X_new, args, kwargs)
     check_link_approximation(query, link_approximation)
     exact = integrated_moments(query, fit.blocks) if fit.blocks else None
-    if fit.blocks and exact is None:
+    if exact is not None:
+        query.require_valid()
+    elif fit.blocks:
         warn_if_infinite(query, fit.blocks)
     f, y = exact or predictive(query, link_approximation, judged=bool(fit.blocks))
     _require_any(fit, f, y, "predict")

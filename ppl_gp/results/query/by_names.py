@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import Names
@@ -90,15 +91,17 @@ def observing(query: Query, y_new) -> Query:
     site's shape or dtype, outside its support.
     """
     if y_new is None:
+        query.require_valid()
         return query
     y = as_arrays((), {"y": y_new})[1]["y"]
     query = query.observing({observed_argument(query.model): y})
     try:
-        checked = _inside(query)
+        checked, valid = _inside(query)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(
             f"y_new does not hold what the model observes ({error!r}); give it as in training."
         ) from error
+    query.require_valid(valid)
     for name, (inside, value) in checked.items():
         if not bool(jnp.all(inside)):
             bad = np.asarray(value)[~np.asarray(inside)].ravel()[:3].tolist()
@@ -110,9 +113,10 @@ def observing(query: Query, y_new) -> Query:
 
 
 @full_jit
-def _inside(query: Query) -> dict:
+def _inside(query: Query) -> tuple[dict, Array]:
     trace = query.trace(query.draws.at(0), {})
-    return {k: _check(k, trace[k], query.layout.num) for k in observed_names(trace)}
+    names = observed_names(trace)
+    return {k: _check(k, trace[k], query.layout.num) for k in names}, query.valid()
 
 
 def _check(name, site, num):

@@ -49,7 +49,7 @@ class Layout:
     """Static facts about a prediction. `num` is M, the number of rows of X_new."""
 
     sites: tuple[ObservedSite, ...]
-    local_latents: tuple[str, ...]  # one a datum, so that those at new inputs are drawn anew
+    local_latents: tuple[str, ...]  # one per datum, so that those at new inputs are drawn anew
     num: int
     inner: tuple[str, ...] = ()  # GP sites that feed another GP
 
@@ -60,7 +60,7 @@ def layout(
     """Trace a declared model at new inputs, GP sites at their prior means, and look up what its
     reading says of its sites. Abstract, unless values are wanted (a binomial's totals).
 
-    `latents`: sites that stand one a datum. Raises `DataError` where the model does not run.
+    `latents`: per-datum sites. Raises `DataError` where the model does not run.
     """
     seen = []
 
@@ -113,13 +113,13 @@ def _require_same_members(trace: dict, hyper: dict, cause: Exception | None = No
             ) from cause
 
 
-def require_all_rows(trace: dict) -> None:
+def require_all_rows(trace: dict, remedy: str = "and pass None here") -> None:
     """Raise `DataError` where a plate subsamples: an answer would be of random rows."""
     for name, (size, batch) in subsampling(trace).items():
         raise DataError(
             f"plate '{name}' of the model takes {batch} of {size} rows at random, and an answer is "
             "wanted for all: make its subsample_size an argument of the model that can be None, "
-            "and pass None here."
+            f"{remedy.format(batch)}."
         )
 
 

@@ -9,21 +9,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
+from jax import lax, random
+from jax.core import Tracer
+from jaxtyping import Array
 from numpyro import handlers
 
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.draws import Draws, JointMoments, Moments, mixture, plain
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import FromFunctions, Kept
 from ppl_gp.kernels.pairs import kernels_differ
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.predictor.prior import PredictorGP
-from ppl_gp.reading.tracing import annotated, reading_of, run, set_gps
+from ppl_gp.reading.tracing import annotated, is_valid, reading_of, run, set_gps
 from ppl_gp.results.query.layout import Layout, ObservedSite, layout
 from ppl_gp.results.query.new_inputs import (
     new_arguments,
@@ -111,6 +114,23 @@ class Query(eqx.Module):
         """
         return run(self.model, self.new_args, self.new_kwargs, draw.hyper, f)
 
+    def valid(self) -> Array:
+        """Whether NumPyro takes all parameters at each draw, GPs at their prior means, (S,)."""
+        return lax.map(lambda draw: is_valid(self.trace(draw, {})), self.draws)
+
+    def require_valid(self, valid=None) -> None:
+        """Raise NumPyro's `ValueError` where it takes none, and warn where it takes some."""
+        valid = _valid(self) if valid is None else valid
+        if isinstance(valid, Tracer) or np.all(valid := np.asarray(valid)):
+            return
+        if not np.any(valid):
+            self.trace(self.draws.at(0), {})
+        warn(
+            f"NumPyro refuses parameters of the model at the new inputs at {np.mean(~valid):.0%} "
+            "of the draws, and what is computed from these is no distribution. Look at what a "
+            "scale, rate or probability is there, and map it into its range (softplus, sigmoid)."
+        )
+
     def ask(self, site: ObservedSite, question: Callable):
         """question(distribution of the site at the new inputs), whose values are abstract."""
         found = []
@@ -134,6 +154,9 @@ class Query(eqx.Module):
         conditionals = self.conditionals(draw)
         new = self.trace(draw, {}) if conditionals else {}
         return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in conditionals.items()}
+
+
+_valid = quick_jit(Query.valid)
 
 
 def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
