@@ -38,7 +38,6 @@ import numpyro.distributions as dist
 from sklearn.datasets import load_diabetes
 
 import ppl_gp as pg
-from ppl_gp.report.components import plot_components
 
 jax.config.update("jax_enable_x64", True)
 numpyro.set_host_device_count(2)
@@ -102,7 +101,7 @@ print({k: grid.stats[k] for k in ("grid_points", "grid_effective", "grid_missing
 # %%
 line = np.linspace(-2.0, 2.5, 70)
 cycle = np.arange(70) % 7
-figure = plot_components(
+figure = pg.plot_components(
     grid,
     line,
     line,

@@ -64,9 +64,10 @@ from ppl_gp.reading.factors import Factors, LogLikelihood, read
 # What a fit gives, and how fits compare
 from ppl_gp.results.compare.compare import compare
 from ppl_gp.results.compare.models import ModelComparison, compare_models
+from ppl_gp.results.datatree import sample_prior
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
-from ppl_gp.results.predict.predict import Prediction
+from ppl_gp.results.predict.prediction import Prediction
 
 # What happens to the hyperparameters
 from ppl_gp.settings import MAP, Fixed, Grid, Sample
@@ -139,18 +140,46 @@ __all__ = [
     "observations",
     "priors",
     "read",
+    "plot_calibration",
+    "plot_components",
+    "plot_effects",
+    "plot_evidence",
+    "plot_forest",
+    "plot_predictions",
+    "plot_surface",
     "register_family",
+    "sample_prior",
 ]
 __version__ = "0.1.0"
 
+_PICTURES = {
+    "plot_calibration": "pictures",
+    "plot_components": "components",
+    "plot_effects": "components",
+    "plot_evidence": "pictures",
+    "plot_forest": "pictures",
+    "plot_predictions": "slices",
+    "plot_surface": "pictures",
+}
+
 if TYPE_CHECKING:
     from ppl_gp import sklearn as sklearn
+    from ppl_gp.report.components import plot_components, plot_effects
+    from ppl_gp.report.pictures import (
+        plot_calibration,
+        plot_evidence,
+        plot_forest,
+        plot_surface,
+    )
+    from ppl_gp.report.slices import plot_predictions
 else:
 
     def __getattr__(name):
-        """`ppl_gp.sklearn` at its first use: scikit-learn is an optional package."""
-        if name != "sklearn":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        """`ppl_gp.sklearn`, and pictures, at their first use: optional packages come with them."""
         import importlib
 
-        return importlib.import_module("ppl_gp.sklearn")
+        if name == "sklearn":
+            return importlib.import_module("ppl_gp.sklearn")
+        if name not in _PICTURES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"ppl_gp.report.{_PICTURES[name]}"), name)

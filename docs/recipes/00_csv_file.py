@@ -17,7 +17,6 @@ import numpyro.distributions as dist
 import pandas as pd
 
 import ppl_gp as pg
-from ppl_gp.report.pictures import plot_band
 
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(0)
@@ -49,7 +48,7 @@ fits = {name: pg.fit(counts, method, 0, X, y=y) for name, method in methods.item
 print(pg.compare(fits, test[["hour"]], test["visits"]))
 
 # %%
-plot_band(fits, X, y, observed=True)
+pg.plot_predictions(fits, X, y)
 plt.show()
 
 # %%

@@ -13,7 +13,6 @@ import numpyro
 import numpyro.distributions as dist
 
 import ppl_gp as pg
-from ppl_gp.report.components import plot_components
 
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(0)
@@ -40,7 +39,7 @@ print("beta", fit.sites["beta"].mean, "truth 0.4")
 print("spread", float(fit.hyper["spread"]), "truth 0.5")
 
 # %%
-figure = plot_components(
+figure = pg.plot_components(
     fit,
     x,
     w,

@@ -34,10 +34,9 @@ from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.infer.checklist.check import check as check_model
 from ppl_gp.quick import cache
 from ppl_gp.reading.arguments import argument_names
-from ppl_gp.results.compare.scores import is_classification, outcome_probabilities
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
-from ppl_gp.results.predict.predict import Prediction
+from ppl_gp.results.predict.prediction import Prediction, is_classification, outcome_probabilities
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 

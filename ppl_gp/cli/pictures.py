@@ -10,9 +10,9 @@ from ppl_gp.cli.run import Problem, Recorder
 from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.report import pictures as plots
-from ppl_gp.report.slices import plot_slice
-from ppl_gp.results.compare.scores import is_classification
+from ppl_gp.report import slices
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.predict.prediction import is_classification
 
 
 def write_pictures(
@@ -69,9 +69,10 @@ def write_picture(
     how = _shown(fits, problem) if along is not None or one else {}
     if along is not None:
         units = dict(zip(preparation.inputs, scales, strict=True))
-        figure = plot_slice(fits, X, y, along=along, units=units, **how, **kwargs)
+        figure = slices.plot_predictions(fits, X, y, along=along, units=units, **how, **kwargs)
     else:
-        figure = (plots.plot_band if one else plots.plot_surface)(fits, X, y, **how, **kwargs)
+        draw = slices.plot_predictions if one else plots.plot_surface
+        figure = draw(fits, X, y, **how, **kwargs)
         for ax in figure.axes[: len(fits)]:
             for axis, (shift, scale) in zip((ax.xaxis, ax.yaxis), scales, strict=False):
                 axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
@@ -104,7 +105,8 @@ def _figures(recorder: Recorder, problem: Problem, inputs, labels):
     yield "calibration.png", plots.plot_calibration(fits, X_test, y_test, **kwargs)
     words = _holds_words(problem)
     if problem.X.shape[1] == 1 and not words:
-        yield "band.png", plots.plot_band(fits, problem.X, problem.y, xlabel=inputs[0], **kwargs)
+        how = {"xlabel": inputs[0], **_shown(fits, problem), **kwargs}
+        yield "band.png", slices.plot_predictions(fits, problem.X, problem.y, **how)
     prediction = next(iter(fits.values())).predict(X_test, **kwargs)
     binary = is_classification(prediction) and prediction.probs.ndim == 1
     if problem.X.shape[1] == 2 and binary and not words:

@@ -183,6 +183,17 @@ def _left_out(model: Callable, args: tuple, kwargs: dict, trace: dict) -> str | 
     return next(shown, "y" if "y" in absent and not found.observed else None)
 
 
+def observed_if_given(model: Callable, args: tuple, kwargs: dict, trace: dict) -> tuple[str, list]:
+    """(the argument that would be observed, the sites that would observe it) of a model without
+    observations; a run with each site's own value given shows them.
+    """
+    name = _left_out(model, args, kwargs, trace) or "y"
+    bound = inspect.signature(model).bind(*args, **kwargs)
+    bound.apply_defaults()
+    free = (k for k, s in trace.items() if s["type"] == "sample" and not is_observed(s))
+    return name, [k for k in free if _is_observed_as(k, name, model, bound, trace)]
+
+
 def _is_observed_as(site: str, argument: str, model, bound: Any, trace: dict) -> bool:
     """Whether the site observes the argument, where its own value is passed for that."""
     given = inspect.BoundArguments(

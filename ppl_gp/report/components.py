@@ -1,6 +1,6 @@
-"""Pictures of an additive predictor: each term along a variable, with its band."""
+"""Pictures of an additive predictor: each term along a variable with its band, and each effect."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,7 @@ def plot_components(
     these terms are drawn, in this order. A column's name in place of the values, {"f": "age"}, is a
     slice through the rows of X_new: that column varies (`num` values, or its labels), the others
     are held at `at`, {column: value or label}, by default at their medians and most frequent labels
-    (`slice_plots.plot_slice`), which the panel's title tells. `labels`: {term: what to call its
+    (`plot_predictions`), which the panel's title tells. `labels`: {term: what to call its
     variable}, by default the name of a frame's column. `response`: the inverse of the link, applied
     to the mean and to the band's edges (`jnp.exp` of a log rate: what a term multiplies the rate
     by); `None` draws on the link's scale.
@@ -96,3 +96,49 @@ def _draw(ax, along: Column, mean, ends) -> None:
     else:
         order = np.argsort(x)
         draw_band(ax, x[order], mean[order], ends[:, order])
+
+
+def plot_effects(fit: Fit, sites: Sequence[str] | None = None) -> "Figure":
+    """Effects with their central 90 % intervals, one panel per site: `fit.summary()` as a picture.
+
+    Parameters
+    ----------
+    fit : Fit
+    sites : sequence of str
+        Which, by default all that the fit has a distribution or draws of.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Each entry of a site is a row. A dashed line is at zero.
+
+    Raises
+    ------
+    DataError
+        For sites that the fit has no interval of: points under `MAP()` and `Fixed()`, and GPs.
+    """
+    table = fit.summary()
+    table = table[table["kind"] != "point"] if len(table) else table
+    entries = {k: [r for r in table.index if str(r).partition("[")[0] == k] for k in _names(table)}
+    shown = list(entries) if sites is None else list(sites)
+    if missing := [k for k in shown if k not in entries] or not shown:
+        raise DataError(
+            f"plot_effects: there are no intervals of {missing if shown else 'any site'}; the fit "
+            f"has those of {list(entries)}. Hyperparameters have one under Grid() or Sample()."
+        )
+    rows = max(len(entries[k]) for k in shown)
+    figure, axes = grid(1, len(shown), (_PANEL[0] * len(shown), 1.2 + 0.22 * rows))
+    for ax, site in zip(axes[0], shown, strict=True):
+        part = table.loc[entries[site]]
+        place = np.arange(len(part))
+        bars = np.abs([part["mean"] - part["5 %"], part["95 %"] - part["mean"]])
+        ax.errorbar(part["mean"], place, xerr=bars, fmt="o", color="black", capsize=3)
+        ax.axvline(0.0, color="grey", linestyle="--", linewidth=1)
+        ax.set_yticks(place, part.index)
+        ax.set(title=site, ylim=(len(part) - 0.5, -0.5))
+    figure.suptitle("Mean and central 90 % interval")
+    return figure
+
+
+def _names(table) -> list[str]:
+    return list(dict.fromkeys(str(row).partition("[")[0] for row in table.index))

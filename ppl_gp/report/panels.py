@@ -13,6 +13,7 @@ from ppl_gp.frames.names import arrays
 from ppl_gp.frames.opened import ArrayNames, opened
 from ppl_gp.reading.arguments import argument_names
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.predict.prediction import is_classification
 from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.record import Record
 
@@ -49,14 +50,14 @@ def as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
 
 
 def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
-    """(mean (M,), the central 95 % interval (2, M)) of y or f; for y of more than two classes,
-    whose integers have no mean, (probabilities (M, C), `None`). Raises `DataError` if the fit
-    called `name` predicts anything else but one number per row.
+    """(mean (M,), the central 95 % interval (2, M)) of y or f; for y of classes, whose integers
+    have no mean, (probabilities (M, C), `None`), of two the second alone, (M, 1). Raises
+    `DataError` if the fit called `name` predicts anything else but one number per row.
     """
-    known = not observed and not fit.sampled  # one Gaussian, whose quantiles need no search
+    known = not (observed or fit.sampled)  # one Gaussian, whose quantiles need no search
     p = fit.predict(X_new, quantiles=None if known else (0.025, 0.975), **kwargs)
-    if observed and np.ndim(p.probs) == 2 and not p.counts:
-        return np.asarray(p.probs), None
+    if observed and is_classification(p) and np.ndim(p.probs) <= 2:
+        return np.reshape(p.probs, (len(X_new), -1)), None
     mean = p.mean if observed else p.f_mean
     if np.shape(mean) != (len(X_new),):
         told = f"sites {list(mean)}" if isinstance(mean, dict) else f"shape {np.shape(mean)}"
@@ -86,11 +87,14 @@ def draw_bars(ax, x, mean, ends, color="black", marker="o", label="mean"):
 
 def draw_classes(ax, x, probs, data_x, y, levels=None, marker=""):
     """The probability of each class, probs (M, C), with the data of the class as a rug above."""
-    for c, p in enumerate(probs.T):
-        colour = COLOURS[c % len(COLOURS)]
-        ax.plot(x, p, f"-{marker}", color=colour, label=levels[c] if levels else f"y = {c}")
-        at = data_x[y == c]
-        ax.plot(at, np.full(at.size, 1.05 + 0.05 * c), "|", color=colour)
+    binary = probs.shape[1] == 1  # the curve of the second class, below it the marks of the first
+    for c in range(max(2, probs.shape[1])):
+        colour, label = COLOURS[c % len(COLOURS)], levels[c] if levels else f"y = {c}"
+        at, height = data_x[y == c], 1.05 + 0.05 * c - 1.1 * (binary and c == 0)
+        if not binary or c == 1:
+            ax.plot(x, probs[:, -1 if binary else c], f"-{marker}", color=colour, label=label)
+        named = label if height < 0 else None
+        ax.plot(at, np.full(at.size, height), "|", color=colour, label=named)
     ax.set_yticks(np.linspace(0.0, 1.0, 6))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of fits, each a matplotlib Figure: bands, probability surfaces, evidence against truth,
+"""Pictures of fits, each a matplotlib Figure: probability surfaces, evidence against truth,
 forest, calibration.
 
 Matplotlib is imported when a picture is made, not with the package. Close a figure with
@@ -13,10 +13,10 @@ from scipy import stats
 
 from ppl_gp.errors import DataError
 from ppl_gp.report import panels
-from ppl_gp.report.slices import Slice, draw_slices
-from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.query.by_names import by_names, with_observations
+from ppl_gp.results.predict import scores
+from ppl_gp.results.predict.prediction import is_classification, outcome_probabilities
+from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.tree_dimensions import dots, row_names
 
 if TYPE_CHECKING:
@@ -25,39 +25,6 @@ if TYPE_CHECKING:
     from ppl_gp.results.compare.compare import Comparison
 
 _LEVEL = 0.9  # of the bars about observed frequencies
-
-
-def plot_band(
-    fits, X, y, X_new=None, *, xlabel=None, flabel="f", observed: bool = False, **kwargs
-) -> "Figure":
-    """Mean and central 95 % interval over one input dimension, one panel a fit, the data beneath.
-
-    **Arguments:** `fits`: {name: fit} or one fit; `X` (N,) or (N, 1), `y` (N,): the data to show;
-    `X_new` (M,) or (M, 1): where to predict, by default 100 points over X; `observed`: the mean and
-    the interval of y instead of those of f, or the probability of each class; `kwargs`: the model's
-    other arguments at X_new. y is drawn as points on its own axis only where `observed`; beside f,
-    whose units differ, it is a rug (coloured by class where y is 0 or 1). `xlabel`: by default the
-    column's name, where the fit or X has one.
-    """
-    fits = panels.as_fits(fits)
-    first = next(iter(fits.values()))
-    data = panels.shown(first, X, y)
-    X, y = data.X.reshape(len(data.y), -1), data.y
-    if X.shape[1] != 1:
-        raise DataError(
-            f"plot_band(X=...) has {X.shape[1]} columns; it shows one, plot_surface two, and "
-            "slice_plots.plot_slice one of several, the others held."
-        )
-    trained = np.shape(first.args[0] if first.args else data.X)  # (N,) or (N, 1)
-    given = np.linspace(X.min(), X.max(), 100) if X_new is None else X_new
-    if isinstance(given, np.ndarray):
-        given = given.reshape(-1, *trained[1:])
-    X_new = np.asarray(by_names(first, given, (), {})[0])
-    along = panels.Column(X_new.ravel(), xlabel or (data.columns or ("x",))[0])
-    cut = {"mean": Slice(X_new, along, {}, frozenset())}
-    figure, axes = draw_slices(fits, cut, X[:, 0], data, flabel, observed, kwargs)
-    next(iter(axes.values())).legend(loc="best", fontsize="small")
-    return figure
 
 
 def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwargs) -> "Figure":
@@ -72,7 +39,7 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
     classes = classes or data.levels or ("y = 0", "y = 1")
     if X.ndim != 2 or X.shape[1] != 2:
         raise DataError(
-            f"plot_surface(X=...) has shape {X.shape}; it shows two columns, plot_band one."
+            f"plot_surface(X=...) has shape {X.shape}; it shows two columns, plot_predictions one."
         )
     margin = 0.08 * np.ptp(X, axis=0)
     sides = np.linspace(X.min(0) - margin, X.max(0) + margin, num).T
@@ -267,9 +234,9 @@ def _share_interval(happened, rows):
 def _curve(fit: Fit, X_test, y_test, args, kwargs) -> _Curve:
     X, y, others, named = with_observations(fit, X_test, y_test, args, kwargs)
     prediction, found = scores.judged(fit, X, y, others, named)
-    if scores.is_classification(prediction):
+    if is_classification(prediction):
         words = ("predicted probability", "observed frequency")
-        if scores.outcome_probabilities(prediction).shape[-1] > 2:
+        if outcome_probabilities(prediction).shape[-1] > 2:
             words = ("probability of the most probable class", "how often it was observed")
         curve = scores.reliability(prediction, y)
     elif found is None:

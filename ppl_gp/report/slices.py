@@ -106,49 +106,97 @@ _LINES = panels.COLOURS[2:]  # the first two are the classes' and the data's
 _DASHES = ("-", "--", ":", "-.")
 
 
-def plot_slice(
+def plot_predictions(
     fits: Fit | Mapping[str, Fit],
     X,
     y,
     *,
-    along: str | int,
+    along: str | int | None = None,
     at: Mapping[Any, Any] | None = None,
+    X_new=None,
     units: Mapping[Any, tuple[float, float]] | None = None,
     num: int = 100,
+    xlabel: str | None = None,
     flabel: str = "f",
-    observed: bool = False,
+    observed: bool = True,
     **kwargs,
 ) -> "Figure":
-    """Mean and central 95 % interval along one of several inputs, the others held, one panel a fit.
+    """Predictions with the data: mean and central 95 % interval along one input.
 
-    **Arguments:**
+    Parameters
+    ----------
+    fits : Fit or {name: Fit}
+        One panel per fit.
+    X, y
+        The data to show, (N,) or (N, D) and (N,), as arrays, frames or columns.
+    along : str or int
+        The column that varies, by name or by place, if X has several: `num` values from its
+        smallest to its largest, its integers, or its labels, which get points with bars.
+    at : {column: value or label}
+        Where the other columns are held. By default a column's median (of an even number the lower
+        of the two in the middle, which is a value of the column), of labels the most frequent. One
+        of them may have several, `{"ward": ["north", "south"]}`: a line each.
+    X_new
+        Where to predict, (M,) or (M, 1), if X has one column; by default `num` points over X.
+    units : {column: (shift, scale)}
+        Of columns that hold (value - shift) / scale; axis, title and `at` are then in the column's
+        own units.
+    xlabel : str
+        By default the name of the column, where the fit or X has one.
+    flabel : str
+        What the function is called where `observed` is False.
+    observed : bool
+        True draws y: the mean and the interval of new observations, with the data as points. For
+        classes, their probabilities, with the data as marks. False draws the function f, whose
+        units differ from y's, so that the data are marks on the axis.
+    **kwargs
+        The model's other arguments at the M rows that are predicted; a plain number is for all.
 
-    - `fits`: {name: fit} or one fit; `X` (N, D), `y` (N,): the data, by names or as arrays.
-    - `along`: the column that varies, by name or by place: `num` values from its smallest to its
-      largest, its integers, or its labels, which get points with bars.
-    - `at`: {column: value or label} of the others. By default a column's median (of an even number
-      the lower of the two in the middle, which is a value of the column), of labels the most
-      frequent. One of them may have several, `{"ward": ["north", "south"]}`: a line each.
-    - `units`: {column: (shift, scale)} of columns that hold (value - shift) / scale; axis, title
-      and `at` are then in the column's own units.
-    - `observed`: the mean and interval of y, with the data as points (their other inputs are as
-      they are), instead of those of f, with the data as a rug. For y of more than two classes the
-      probability of each class.
-    - `kwargs`: the model's other arguments at the M rows of a slice; a plain number is for all.
+    Returns
+    -------
+    matplotlib.figure.Figure
 
-    Raises `DataError` for columns and labels that are not there, inputs that are no table, and
-    where a fit predicts several functions or sites. Cost: as `predict` at M rows.
+    Raises
+    ------
+    DataError
+        For several columns without `along`, columns and labels that are not there, inputs that are
+        no table, and a fit that predicts several functions or sites.
+
+    Notes
+    -----
+    Cost: as `predict` at M rows.
     """
     fits = panels.as_fits(fits)
     first = next(iter(fits.values()))
-    columns, data = inputs_in_columns(first, X, units), panels.shown(first, X, y)
-    slices = _slices(columns, along, dict(at or {}), num)
-    column = columns[place(columns, "along", along)]
-    x = column.own(column.values)
+    data = panels.shown(first, X, y)
+    if along is None and np.size(data.X) == len(data.X):
+        slices, x = {"mean": _whole(first, data, X_new, xlabel, num)}, data.X.ravel()
+    else:
+        columns = inputs_in_columns(first, X, units)
+        if along is None or X_new is not None:
+            given = "X_new= is for one column: leave it out" if along is not None else "give along="
+            raise DataError(
+                f"plot_predictions: X has the columns {[c.name for c in columns]}; {given}, the "
+                "one to draw along. The others are held (at=). plot_surface shows two columns."
+            )
+        slices = _slices(columns, along, dict(at or {}), num)
+        column = columns[place(columns, "along", along)]
+        x = column.own(column.values)
     figure, axes = draw_slices(fits, slices, x, data, flabel, observed, kwargs)
     told = next(iter(axes.values())).get_legend_handles_labels()
     figure.legend(*told, loc="outside lower center", ncols=4, fontsize="small")
     return figure
+
+
+def _whole(first: Fit, data: panels.Shown, X_new, xlabel: str | None, num: int) -> Slice:
+    """Along the only column."""
+    trained = np.shape(first.args[0] if first.args else data.X)  # (N,) or (N, 1)
+    given = np.linspace(data.X.min(), data.X.max(), num) if X_new is None else X_new
+    if isinstance(given, np.ndarray):
+        given = given.reshape(-1, *trained[1:])
+    X_new = np.asarray(by_names(first, given, (), {})[0])
+    along = panels.Column(X_new.ravel(), xlabel or (data.columns or ("x",))[0])
+    return Slice(X_new, along, {}, frozenset())
 
 
 def draw_slices(
@@ -176,9 +224,11 @@ def draw_slices(
         if ends is None:
             mark = "o" if cut.along.labels else ""
             panels.draw_classes(ax, cut.along.values, mean, x, data.y, data.levels, mark)
-            what = f"Probability of each {data.response or 'class'}"
-            held = _held(slices, 90)
-            figure.suptitle(f"{what}; the data are the marks above{held}")
+            what, where = f"Probability of each {data.response or 'class'}", "marks above"
+            if mean.shape[1] == 1:
+                second = data.levels[1] if data.levels else 1
+                what, where = f"Probability of {data.response or 'y'} = {second}", "marks"
+            figure.suptitle(f"{what}; the data are the {where}{_held(slices, 90)}")
         else:
             _data(ax, x, data, cut, observed)
         ax.set(title=name, xlabel=cut.along.name, ylabel=what)

@@ -3,7 +3,7 @@
 ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,11 +12,14 @@ import numpy as np
 from jax import lax, random
 
 from ppl_gp.draws import Draws, Moments, mixture
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, mask_of
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.arguments import as_arrays, named_arrays
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.roles import is_factor, is_gp, is_observed
+from ppl_gp.reading.reading import declare, own_function
+from ppl_gp.reading.refusals import observed_if_given, of_the_model
+from ppl_gp.reading.roles import is_factor, is_gp, is_observed, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results import tree_groups
 from ppl_gp.results.integrals.latents import densities_without_labels
@@ -111,7 +114,7 @@ def to_datatree(
         further = tree_groups.further_groups(fit, values, key, num_draws)
         groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in further.items()}
     observed, plate = tree_groups.names_of_observed(fit, sites), data_plate(sites)
-    inputs = inputs_of(fit, fit.args, fit.kwargs, plate)
+    inputs = inputs_of(fit.model, fit.args, fit.kwargs, plate)
     part = Part(groups, dims, observed)
     training = tree_groups.parts_of(part, "constant_data", *inputs, fit.names, {})
     each = function_rows(fit)  # what each function of a predictor is
@@ -133,6 +136,80 @@ def to_datatree(
     tree = xr.DataTree.from_dict(found)
     tree.attrs = _attributes(fit)
     return tree
+
+
+@of_the_model
+def sample_prior(
+    model: Callable, rng_key, *args, num_samples: int = 1000, **kwargs
+) -> "xr.DataTree":
+    """Draws of a model before it has seen observations, as a tree for ArviZ.
+
+    Look at them before you fit: a prior is well chosen if its draws look like data that you would
+    not be surprised to see.
+
+    Parameters
+    ----------
+    model : callable
+        As for `fit`: the first argument holds the inputs, `y` the observations.
+    rng_key : int or jax.Array
+        Seed or key.
+    *args, **kwargs
+        The arguments of the model. `y` may be left out if one site observes it.
+    num_samples : int
+        How many draws.
+
+    Returns
+    -------
+    xarray.DataTree
+        `prior` (each site, and deterministic ones), `prior_predictive` (y) and `constant_data` (the
+        inputs), with chain and draw as first dimensions and the names of frames as in
+        `to_datatree`.
+
+    Raises
+    ------
+    DataError
+        For `num_samples` below 1.
+    ModelError
+        For a model whose prior has no draws (improper priors).
+
+    Notes
+    -----
+    O(num_samples N^3): f is drawn jointly over the rows.
+
+    Examples
+    --------
+    >>> tree = pg.sample_prior(model, 0, X, num_samples=200)
+    >>> tree["prior_predictive"]["y"].shape
+    (1, 200, 40)
+    """
+    if not isinstance(num_samples, int | np.integer) or num_samples < 1:
+        raise DataError(f"sample_prior(num_samples={num_samples}): give a whole number above 0.")
+    key, model = as_key(rng_key, "sample_prior(model, 0, X)"), own_function(model)
+    args, kwargs, names = named_arrays(model, args, kwargs)
+    args, kwargs = as_arrays(args, kwargs)
+    declared = declare(model, args, kwargs)
+    trace = run(declared, args, kwargs)
+    if not roles(trace).observed:
+        y, seen = observed_if_given(model, args, kwargs, trace)
+        kwargs |= {y: trace[seen[0]]["value"]} if len(seen) == 1 else {}
+        declared = declare(model, args, kwargs)
+        trace = run(declared, args, kwargs)
+    try:
+        drawn = tree_groups.prior_draws(declared, args, kwargs, key, int(num_samples))
+    except NotImplementedError as error:
+        raise ModelError(
+            "sample_prior: a prior of the model has no draws (an improper prior, or a distribution "
+            "without `sample`). Give it a proper one."
+        ) from error
+    plate = data_plate(trace)
+    dims = {k: site_dimensions(k, s, plate) for k, s in trace.items() if s["type"] == "sample"}
+    dims = {label_of(k, trace): own for k, own in dims.items()}
+    whole = Part({k: by_chain(v, 1) for k, v in drawn.items()}, dims, {})
+    inputs = inputs_of(declared, args, kwargs, plate)
+    parts = tree_groups.parts_of(whole, "constant_data", *inputs, names, {})
+    import xarray as xr
+
+    return xr.DataTree.from_dict(tree_groups.datasets(parts, "coords", {}, {}))
 
 
 def _chains(fit: Record) -> int:

@@ -1,6 +1,7 @@
 """`Fit`: a record of what was inferred with the verbs that ask it."""
 
 import functools
+import importlib
 import inspect
 import itertools
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from ppl_gp.reading.refusals import of_the_model
 from ppl_gp.results.datatree import draws_with_parts, to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.parts import components, effects, function_rows
-from ppl_gp.results.predict.log_density import infer_latents
-from ppl_gp.results.predict.predict import log_density, predict, sample
+from ppl_gp.results.predict.predict import predict, sample
+from ppl_gp.results.predict.scores import infer_latents, log_density
+from ppl_gp.results.query.by_names import observed_argument
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.save import save
 from ppl_gp.results.symmetry import Symmetry, symmetries
@@ -29,6 +31,7 @@ from ppl_gp.runtime import one_at_a_time
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 _T = TypeVar("_T")
 _DRAWS, _LEVELS = 4000, np.array([0.05, 0.95])
@@ -111,6 +114,36 @@ def summary(fit: "Fit") -> "pd.DataFrame":
     return table.set_axis(["kind", "mean", "sd", "5 %", "95 %"][: table.shape[1]], axis=1)
 
 
+def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
+    """Predictions with the data: `pg.plot_predictions(fit, X, y, ...)`.
+
+    Parameters
+    ----------
+    X, y
+        The data to show; by default those of training, which a loaded fit does not have.
+    **options
+        Of `plot_predictions`, such as `along="age"` if the inputs have several columns.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    DataError
+        As `plot_predictions`; for a loaded fit without X and y.
+    """
+    name = observed_argument(fit.model)
+    X, y = fit.args[0] if X is None and fit.args else X, fit.kwargs.get(name) if y is None else y
+    if X is None or y is None:
+        raise DataError(
+            "plot(): this fit holds no training data (it was loaded, or fitted to a Stream); give "
+            "the data to show, fit.plot(X, y)."
+        )
+    # a picture is an edge of the package, and loaded when it is asked for
+    return importlib.import_module("ppl_gp.report.slices").plot_predictions(fit, X, y, **options)
+
+
 def _moved_by_skewness(fit: Record) -> dict[str, np.ndarray]:
     """{effect: by how much the skewness of draws moves their quantiles}, by the same draws."""
     if all(not isinstance(k, FromPseudo) or k.sites.third is None for k in fit.latent.values()):
@@ -152,7 +185,7 @@ class Fit(Record):
 
     Its verbs are functions of the fit, `fit.predict(X_new)` is `predict(fit, X_new)`: `predict`,
     `log_density`, `sample` and `infer_latents` (`ppl_gp.results.predict`), `components`, `loo`,
-    `to_datatree`, `summary` and `save`.
+    `to_datatree`, `summary`, `plot` and `save`.
     """
 
     predict = _verb(predict)
@@ -163,6 +196,7 @@ class Fit(Record):
     loo = _verb(loo)
     to_datatree = _verb(to_datatree)
     summary = _verb(summary)
+    plot = one_at_a_time(plot)
     save = _verb(save)
 
     @functools.cached_property

@@ -12,6 +12,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.gp import bare_shape, mask_of
 from ppl_gp.reading.arguments import Leaves, argument_names
+from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import data_axis, data_plates, is_factor
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.record import Record
@@ -101,11 +102,11 @@ def _with_a_row_more(fit: Record) -> dict[str, tuple]:
 
 
 def inputs_of(
-    fit: Record, args: tuple, kwargs: dict, plate: str | None
+    model: Declared, args: tuple, kwargs: dict, plate: str | None
 ) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
     """({path: array}, {path: dimensions}) of the arrays that distributions are computed from."""
-    reading, arrays, dims = fit.model.reading, {}, {}
-    for path, value in Leaves(fit.model, args, kwargs).arrays.items():
+    reading, arrays, dims = model.reading, {}, {}
+    for path, value in Leaves(model, args, kwargs).arrays.items():
         if path in reading.shaping and np.ndim(value) > 0:
             arrays[path] = np.asarray(value)
             dims[path] = [f"{path}_dim_{i}" for i in range(np.ndim(value))]

@@ -79,7 +79,7 @@ def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, 
     found = _after(model, values, fit.args, fit.kwargs, key)
     found["log_prior"] = {k: v for k, v in found["log_prior"].items() if k not in fit.points}
     with suppress(NotImplementedError):
-        found |= _before(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
+        found |= prior_draws(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
     return found
 
 
@@ -107,7 +107,9 @@ def _after(model, values: dict, args, kwargs, key) -> dict:
 
 
 @full_jit
-def _before(model, args, kwargs, key, num_draws: int) -> dict:
+def prior_draws(model, args, kwargs, key, num_draws: int) -> dict:
+    """`prior` and `prior_predictive` of a model with its observations."""
+
     def one(key):
         with handlers.block():
             drawn = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
@@ -265,7 +267,7 @@ def predicted_groups(
     still = {k: np.asarray(further.pop(k)[0]) for k in [*further] if k in fixed}
     drawn = {"predictions": jax.tree.map(np.asarray, {**further, **f, **y})}
     own = {k: ArrayNames(trained[k].columns, trained[k].levels) for k in y if k in trained}
-    new = inputs_of(fit, query.new_args, query.new_kwargs, plate)
+    new = inputs_of(fit.model, query.new_args, query.new_kwargs, plate)
     return parts_of(Part(drawn, dims, own), "predictions_constant_data", *new, names, still)
 
 

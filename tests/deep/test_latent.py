@@ -296,7 +296,7 @@ BAD = {
     ),
     "no copies": (latent, {"num_importance": 0}, pg.DataError, "num_importance=0"),
     "no paths": (latent, {"num_paths": 0}, pg.DataError, "num_paths=0"),
-    "no latents": (deep, {"num_importance": 5}, pg.ModelError, "no latent"),
+    "no latents": (deep, {"num_importance": 5}, pg.ModelError, "no per-datum latent"),
     "free shape": (
         latent,
         {"latents": pg.Free(init=np.zeros((5, 2)))},

@@ -33,7 +33,7 @@ from ppl_gp.cli.problem import load_model, num_outcomes, parse_settings, read_pr
 from ppl_gp.cli.run import Problem
 from ppl_gp.cli.tables import read_csv, read_table
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.results.predict.predict import Prediction
+from ppl_gp.results.predict.prediction import Prediction
 
 ROOT = Path(__file__).parents[2]
 MODEL = f"{ROOT / 'models' / 'classification.py'}:binary"
@@ -272,7 +272,7 @@ def test_a_picture_shows_the_data_and_names_the_predictor(tmp_path, monkeypatch)
         shown.append(how)
         raise DataError("seen")
 
-    monkeypatch.setattr(pictures.plots, "plot_band", band)
+    monkeypatch.setattr(pictures.slices, "plot_predictions", band)
 
     def model(X):
         numpyro.sample("eta", pg.GP(pg.kernels.RBF(1.0, 1.0), X))

@@ -328,9 +328,9 @@ def test_pictures_have_the_names():
 
     frame, y = pandas_frame()[["age"]], pd.Series(np.sin(AGE), index=ROWS, name="pulse")
     fit = pg.fit(curve, pg.Laplace(hyper=pg.Fixed({})), 0, frame, y=y)
-    drawn = plots.plot_band(fit, frame, y, observed=True).axes[0]
+    drawn = pg.plot_predictions(fit, frame, y).axes[0]
     assert (drawn.get_xlabel(), drawn.get_ylabel()) == ("age", "pulse")
-    drawn = plots.plot_band(fit, AGE, np.asarray(y), xlabel="years").axes[0]
+    drawn = pg.plot_predictions(fit, AGE, np.asarray(y), xlabel="years", observed=False).axes[0]
     assert drawn.get_xlabel() == "years"
     forest = plots.plot_forest({"laplace": fit}, num_latents=2)
     ticks = [t.get_text() for ax in forest.axes for t in ax.get_yticklabels()]

@@ -23,9 +23,9 @@ from models.regression import regression  # noqa: E402
 from ppl_gp.errors import DataError  # noqa: E402
 from ppl_gp.frames.names import arrays  # noqa: E402
 from ppl_gp.report import pictures as plots  # noqa: E402
-from ppl_gp.report.slices import inputs_in_columns, plot_slice, slice_through
-from ppl_gp.results.compare import scores  # noqa: E402
+from ppl_gp.report.slices import inputs_in_columns, slice_through
 from ppl_gp.results.compare.compare import compare  # noqa: E402
+from ppl_gp.results.predict import scores  # noqa: E402
 
 X, y, X_test = classification()
 y_test = np.array([0, 1, 1, 0, 1, 0, 1])
@@ -53,7 +53,9 @@ def curve():
 def test_band():
     fit, x, values = curve()
     new = np.linspace(-1.2, 1.2, 7)[:, None]
-    figure = plots.plot_band({"ep": fit}, x, values, new, xlabel="time (s)")
+    figure = pg.plot_predictions(
+        {"ep": fit}, x, values, X_new=new, xlabel="time (s)", observed=False
+    )
     (line, *_) = figure.axes[0].lines
     np.testing.assert_allclose(line.get_ydata(), fit.predict(new).f_mean)
     vertices = figure.axes[0].collections[0].get_paths()[0].vertices
@@ -63,7 +65,7 @@ def test_band():
     assert all(
         word in words(figure) for word in ("ep", "time (s)", "95 % interval", "mean", "data")
     )
-    observed = plots.plot_band(fit, x, values, new, observed=True)
+    observed = pg.plot_predictions(fit, x, values, X_new=new)
     np.testing.assert_allclose(observed.axes[0].lines[1].get_ydata(), values)
     assert "EP" in words(observed)
 
@@ -88,7 +90,7 @@ def test_a_band_is_over_inputs_of_any_shape_that_was_fitted(kind):
     X, y = INPUTS[kind], np.sin(X_OF_ONE)
     fit = pg.fit(model, pg.Laplace(), 0, X, y=y)
     for X_new in (None, X[:5], X_OF_ONE[:5], X_OF_ONE[:5, None]):
-        (ax,) = plots.plot_band(fit, X, y, X_new).axes
+        (ax,) = pg.plot_predictions(fit, X, y, X_new=X_new).axes
         (line,) = (x for x in ax.lines if x.get_label() == "mean")
         x, mean = line.get_data()
         at = x if np.ndim(X) == 1 else x[:, None]
@@ -104,7 +106,7 @@ def test_a_rug_calls_classes_by_their_labels_and_classes_have_no_mean():
 
     y = pd.Series(pd.Categorical.from_codes(np.arange(12) % 2, ["zebra", "ant"]))
     fit = pg.fit(model, pg.Laplace(), 0, X_OF_ONE, y=y)
-    (ax,) = plots.plot_band(fit, X_OF_ONE, y).axes
+    (ax,) = pg.plot_predictions(fit, X_OF_ONE, y, observed=False).axes
     assert {"zebra", "ant"} <= set(ax.get_legend_handles_labels()[1])
 
     def three(X, y=None):
@@ -117,7 +119,7 @@ def test_a_rug_calls_classes_by_their_labels_and_classes_have_no_mean():
     rows = X_OF_ONE[:, None]
     names = pd.Series(pd.Categorical.from_codes(codes, ["low", "middle", "high"]), name="mark")
     fit = pg.fit(three, pg.Laplace(), 0, rows, y=names)
-    figure = plots.plot_band(fit, rows, names, rows, observed=True)
+    figure = pg.plot_predictions(fit, rows, names, X_new=rows)
     (ax,), probs = figure.axes, np.asarray(fit.predict(rows).probs)
     shown = {line.get_label(): line for line in ax.lines}
     for c, name in enumerate(["low", "middle", "high"]):
@@ -126,7 +128,7 @@ def test_a_rug_calls_classes_by_their_labels_and_classes_have_no_mean():
     for c, at in enumerate(marks):
         np.testing.assert_array_equal(at, np.sort(np.ravel(X_OF_ONE)[codes == c]))
     assert "Probability of each mark" in words(figure) and ax.get_ylabel().endswith("mark")
-    cut = plot_slice(fit, rows, names, along=0, observed=True)
+    cut = pg.plot_predictions(fit, rows, names, along=0)
     assert "Probability of each mark" in words(cut) and len(cut.axes[0].lines) == 6
 
 
@@ -241,8 +243,8 @@ def test_at_most_seven_methods_share_a_panel():
 
 def test_wrong_dimensions():
     fit = made_fit(classifier, HYPER, X, y=y)
-    with pytest.raises(DataError, match="has 2 columns"):
-        plots.plot_band(fit, X, y)
+    with pytest.raises(DataError, match=r"has the columns \['x0', 'x1'\]; give along="):
+        pg.plot_predictions(fit, X, y, observed=False)
     with pytest.raises(DataError, match=r"shape \(25, 1\)"):
         plots.plot_surface(fit, X[:, :1], y)
 
@@ -314,24 +316,67 @@ def regression_of_one(X, y=None):
 
 def test_slices():
     fit, _ = on_wards_fit()
-    figure = plot_slice({"ep": fit}, HELD, X[:, 0], along="dose", at={"age": 41.5}, num=9)
+    figure = pg.plot_predictions(
+        {"ep": fit}, HELD, X[:, 0], along="dose", at={"age": 41.5}, num=9, observed=False
+    )
     (line, *_) = figure.axes[0].lines
     rows = pd.DataFrame({"dose": line.get_xdata(), "age": 41.5, "ward": ["north"] * 9})
     np.testing.assert_allclose(line.get_ydata(), fit.predict(rows).f_mean)
     assert "at age = 41.5, ward = north" in words(figure) and "dose" in words(figure)
-    both = plot_slice(fit, HELD, X[:, 0], along="dose", at={"ward": ["north", "west"]}, num=9)
+    both = pg.plot_predictions(
+        fit, HELD, X[:, 0], along="dose", at={"ward": ["north", "west"]}, num=9, observed=False
+    )
     assert "ward = north" in words(both) and "ward = west" in words(both)
     assert "at age" in words(both) and "at age = 41.5" not in words(both)
-    labels = plot_slice(fit, HELD, X[:, 0], along="ward", observed=True)
+    labels = pg.plot_predictions(fit, HELD, X[:, 0], along="ward")
     ticks = [t.get_text() for t in labels.axes[0].get_xticklabels()]
     assert ticks == ["north", "south", "west"]
     with pytest.raises(DataError, match="one column may have several"):
-        plot_slice(fit, HELD, y, along="dose", at={"ward": ["north"], "age": [1.0, 2.0]})
+        pg.plot_predictions(
+            fit, HELD, y, along="dose", at={"ward": ["north"], "age": [1.0, 2.0]}, observed=False
+        )
 
 
 def test_classes_are_called_by_their_names_where_a_rug_shows_them():
     frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1]})
     labels = pd.Series(np.where(y == 1, "yes", "no"), dtype="category")
     fit = pg.fit(classifier, pg.Laplace(hyper=pg.Fixed(HYPER)), 0, frame, y=labels)
-    (legend,) = plot_slice(fit, frame, labels, along="a").legends
+    (legend,) = pg.plot_predictions(fit, frame, labels, along="a", observed=False).legends
     assert {t.get_text() for t in legend.get_texts()} >= {"no", "yes"}
+
+
+def test_a_fit_draws_itself():
+    x = np.linspace(-1.0, 1.0, 9)
+    hyper = {"lengthscale": np.array([0.7]), "variance": 1.0, "noise_scale": 0.3}
+    fit = made_fit(regression, hyper, x[:, None], y=np.sin(3 * x))
+    (ax,) = fit.plot().axes
+    (points,) = (line for line in ax.lines if line.get_label() == "data")
+    np.testing.assert_allclose(points.get_ydata(), np.sin(3 * x))
+    (ax,) = fit.plot(x[:3, None], x[:3]).axes
+    (points,) = (line for line in ax.lines if line.get_label() == "data")
+    np.testing.assert_allclose(points.get_ydata(), x[:3])
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    ends = fit.predict(np.linspace(-1.0, x[2], 100)[:, None]).interval(0.95)
+    np.testing.assert_allclose(band.max(), np.max(ends), rtol=1e-6)
+    del fit.kwargs["y"]
+    with pytest.raises(DataError, match=r"holds no training data.*fit.plot\(X, y\)"):
+        fit.plot()
+
+
+def test_effects_have_their_intervals():
+    def model(group, y=None):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.0, 5.0))
+        with numpyro.plate("data", group.shape[0]):
+            numpyro.sample("y", dist.Normal(b + u[group], 0.5), obs=y)
+
+    fit = pg.fit(model, pg.Laplace(), 0, np.arange(12) % 3, y=np.arange(12.0) % 3)
+    table = fit.summary()
+    (ax,) = pg.plot_effects(fit, ["u"]).axes
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["u[0]", "u[1]", "u[2]"]
+    (bars,) = ax.containers[0].lines[2]
+    ends = np.array([segment[:, 0] for segment in bars.get_segments()])
+    np.testing.assert_allclose(ends, table.loc[["u[0]", "u[1]", "u[2]"], ["5 %", "95 %"]])
+    assert [a.get_title() for a in pg.plot_effects(fit).axes] == list(fit.sites)
+    with pytest.raises(DataError, match=r"no intervals of \['f'\]"):
+        pg.plot_effects(fit, ["f"])

@@ -27,7 +27,7 @@ from ppl_gp.local.natural import Marginals, PseudoLikelihood
 from ppl_gp.local.tilted import Cavity
 from ppl_gp.local.vi import _spread
 from ppl_gp.results.parts import _of_one
-from ppl_gp.results.predict.log_density import _squared_errors
+from ppl_gp.results.predict.scores import _squared_errors
 from ppl_gp.sparse.bound import kl_weights, weighted_kl
 
 RNG = np.random.default_rng(7)

@@ -15,9 +15,9 @@ from small_fits import made_fit
 import ppl_gp as pg
 from ppl_gp.draws import Moments
 from ppl_gp.reading.interactions import dependence
-from ppl_gp.results.compare import scores
 from ppl_gp.results.compare.compare import Comparison, _same
 from ppl_gp.results.integrals import cubature
+from ppl_gp.results.predict import scores
 
 F = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)))
 COUNTS, WHICH = jnp.array([0.0, 1.0, 0.0, 3.0, 2.0]), jnp.array([0, 1, 2, 3, 0])

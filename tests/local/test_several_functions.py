@@ -523,7 +523,7 @@ def test_an_effect_that_adds_functions_is_integrated_where_it_is_named():
             mean = (jnp.asarray(W) @ g).T + b
             numpyro.sample("y", dist.Normal(mean, 0.4).to_event(1), obs=y)
 
-    default = pg.fit(model, pg.Laplace(), 0, x, y=y)
+    default = pg.fit(model, pg.Laplace(hyper=pg.MAP(maximise=("b",))), 0, x, y=y)
     assert set(default.hyper) == {"b"} and not default.sites
     named = pg.fit(model, pg.Laplace(integrate=("b",)), 0, x, y=y)
     assert not named.hyper and set(named.sites) == {"b"}

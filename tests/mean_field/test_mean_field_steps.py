@@ -276,7 +276,7 @@ def by_their_number(X, y=None):
 @pytest.mark.slow
 def test_rows_that_do_not_stand_alone_get_no_batches():
     method = pg.MeanField(batch_size=6)
-    with pytest.raises(pg.NotPointwiseError, match="'w' depends on .* or how many"):
+    with pytest.raises(pg.NotPointwiseError, match="density of 'w' sees the number of rows"):
         pg.fit(by_their_number, method, 0, X, y=Y)
     with pytest.raises(pg.NotPointwiseError, match="'y' depends on which other"):
         pg.fit(centred, method, 0, X, y=Y)

@@ -892,7 +892,7 @@ ROWS = {
         slow=True,
     ),
     "leave-one-out beside effects of each row": row(
-        r"VI\(\), EP\(\) and Laplace\(\) leave data out.*score held-out data by log_density",
+        r"use VI\(\), EP\(\) or Laplace\(\), or score held-out data by log_density",
         lambda: fit(units, X, method=sparse(), throw=False).loo(),
         lambda: fit(units, X, method=pg.VI(hyper=FIXED)).loo(),
         lambda: fit(units, X, method=pg.EP(hyper=FIXED)).loo(),

@@ -17,12 +17,13 @@ from ppl_gp.cli import demo
 from ppl_gp.cli.run import NAMES
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.results.compare import scores, table
+from ppl_gp.results.compare import table
 from ppl_gp.results.compare.compare import _standard_error, compare
 from ppl_gp.results.compare.table import verdict
 from ppl_gp.results.compare.truth import importance_sampling
-from ppl_gp.results.predict.log_density import Pit
-from ppl_gp.results.predict.predict import Prediction
+from ppl_gp.results.predict import scores
+from ppl_gp.results.predict.prediction import Prediction
+from ppl_gp.results.predict.scores import Pit
 
 X, y, X_test = classification()
 y_test = np.array([0, 1, 1, 0, 1, 0, 1])

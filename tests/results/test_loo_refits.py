@@ -81,7 +81,7 @@ def refits(model, method, y):
         rest = np.arange(N) != n
         fit = pg.fit(model, method, 0, X[rest], y=y[rest], throw=False)
         density = fit.log_density(X[n : n + 1], y[n : n + 1])[0]
-        left_out.append((density, fit.result in ("converged", "completed", "max_steps")))
+        left_out.append((density, fit.result in ("converged", "completed")))
     return map(np.array, zip(*left_out, strict=True))
 
 

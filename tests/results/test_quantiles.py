@@ -17,7 +17,7 @@ from scipy.stats import t as t_of
 import ppl_gp as pg
 from ppl_gp.results.integrals.predictive_cdf import Kind, cumulative
 from ppl_gp.results.integrals.quantiles import error_of_outcomes, invert, of_draws, of_outcomes
-from ppl_gp.results.predict.log_density import pit
+from ppl_gp.results.predict.scores import pit
 
 LEVELS = (0.05, 0.5, 0.95)
 N = 12

@@ -39,14 +39,14 @@ def scored(t):
     value, error = fit().log_density(X[:3], Y[:3], with_error=True)
     assert value.shape == error.shape == (3,)
     np.testing.assert_allclose(fit().log_density(X[:3], Y[:3]), value)
-    module = sys.modules["ppl_gp.results.predict.predict"]
+    module = sys.modules["ppl_gp.results.predict.scores"]
     run = lambda: fit().log_density(X[:3], Y[:3], num_draws=12_345)  # noqa: E731
     assert caught(t, module, "log_density_at", run).given[2] == 12_345
 
 
 def latents_inferred(t):
     """Numbers and key are those of the compiled draw."""
-    module = sys.modules["ppl_gp.results.predict.log_density"]
+    module = sys.modules["ppl_gp.results.predict.scores"]
     with t.patch.context() as patch:
         for name in ("query_at", "coupled_groups"):
             patch.setattr(module, name, lambda *_: None)
@@ -201,13 +201,20 @@ ROWS: dict[str, dict[str, list]] = {
         [by("test_sklearn::test_regressor_is_that_of_scikit_learn")],
     ),
     "GPRegressor.sample_y": dict.fromkeys(("n_samples", "random_state"), [estimator_draws]),
-    "plot_band": dict.fromkeys(("X_new", "xlabel", "flabel", "observed"), [by(PLOTS + "band")]),
     "plot_surface": dict.fromkeys(("labels", "classes", "num"), [by(PLOTS + "surface")]),
     "plot_forest": dict.fromkeys(("site", "num_latents"), [by(PLOTS + "forest")]),
-    "plot_slice": dict.fromkeys(
-        ("along", "at", "units", "num", "flabel", "observed"),
-        [by(PLOTS + "a_slice_holds_the_other_inputs", PLOTS + "slices")],
+    "plot_predictions": {
+        **dict.fromkeys(("X_new", "xlabel", "flabel", "observed"), [by(PLOTS + "band")]),
+        **dict.fromkeys(
+            ("along", "at", "units", "num"),
+            [by(PLOTS + "a_slice_holds_the_other_inputs", PLOTS + "slices")],
+        ),
+    },
+    "plot_effects": {"sites": [by(PLOTS + "effects_have_their_intervals")]},
+    "sample_prior": dict.fromkeys(
+        ("num_samples", "rng_key"), [by("test_sample_prior::test_draws_of_a_prior")]
     ),
+    "Fit.plot": dict.fromkeys(("X", "y"), [by(PLOTS + "a_fit_draws_itself")]),
     "plot_components": {
         **dict.fromkeys(("along", "labels", "response"), [terms_drawn]),
         **dict.fromkeys(("at", "num"), [by("test_names::test_components_along_a_column")]),

@@ -16,7 +16,7 @@ from ppl_gp.draws import Moments
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.reading.arguments import as_array
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.results.compare import scores, table
+from ppl_gp.results.compare import table
 from ppl_gp.results.compare.table import verdict
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
 from ppl_gp.results.datatree import (
@@ -27,6 +27,7 @@ from ppl_gp.results.datatree import (
 )
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.parts import effects
+from ppl_gp.results.predict import scores
 from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.record import Record
 
@@ -56,7 +57,7 @@ class Comparison:
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
       error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row. Both
       errors include the Monte Carlo error of the fits' draws;
-    - `error`, `error_name`, `calibration`, `calibration_name`: as `compare.scores` has them;
+    - `error`, `error_name`, `calibration`, `calibration_name`: as `predict.scores` has them;
     - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
       of its draws; neither sees a mode without draws. `share`: the share of the evidence that q's
       draws meet, below 1 where a search for other modes found one (there may be more);
@@ -197,7 +198,7 @@ class Comparison:
         pairs = shared_moments(*judged) if judged else []
         if not pairs:
             return {"mean_distance": None, "sd_distance": None}
-        means, sds = zip(*(scores.distance(*pair) for pair in pairs), strict=True)
+        means, sds = zip(*(_distance(*pair) for pair in pairs), strict=True)
         return {"mean_distance": max(means), "sd_distance": max(sds)}
 
     @property
@@ -349,3 +350,10 @@ def site_moments(fit: Record, functions: dict[str, Moments]) -> dict[str, Moment
     drawn = fit.draws.known if fit.sampled and not fit.draws.is_weighted() else {}
     numbers = {k: x for k, x in drawn.items() if np.issubdtype(jnp.result_type(x), np.floating)}
     return {k: moments_of(x) for k, x in numbers.items()} | functions
+
+
+def _distance(f: Moments, reference: Moments) -> tuple[float, float]:
+    """Largest |difference| of means, and of sds, in standard deviations of the reference."""
+    sd, sd_ref = (np.sqrt(np.asarray(x.variance)) for x in (f, reference))
+    apart = np.abs(np.asarray(f.mean) - np.asarray(reference.mean)) / sd_ref
+    return float(np.max(apart)), float(np.max(np.abs(sd - sd_ref) / sd_ref))

@@ -1,4 +1,4 @@
-"""`predict`, `log_density` and `sample`: the one way to ask any fit about new inputs.
+"""`predict` and `sample`: the one way to ask any fit about new inputs.
 
 What is averaged over draws at X_new has a fixed internal key and a standard error. Fits with draws
 are mixtures over them; memory does not grow with their number.
@@ -8,79 +8,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
-from ppl_gp.errors import DataError, ModelError, warn
-from ppl_gp.gp import unwrap
-from ppl_gp.numerics.quadrature import TOLERANCE
-from ppl_gp.observations import OrdinalProbit
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.reading import Declared
 from ppl_gp.results.integrals.compiled import check_link_approximation, joint_draws, predictive
 from ppl_gp.results.integrals.factorised import integrated_moments, warn_if_infinite
 from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.parts import function_rows
-from ppl_gp.results.predict.log_density import log_density_at
-from ppl_gp.results.query.by_names import (
-    by_names,
-    observing,
-    require_no_such_argument,
-    with_observations,
-)
-from ppl_gp.results.query.query import Integration, Query, query_at
+from ppl_gp.results.predict.prediction import Prediction, Question, asked, observes_counts
+from ppl_gp.results.query.by_names import by_names, require_no_such_argument
+from ppl_gp.results.query.query import Integration, query_at
 from ppl_gp.results.record import Record
 from ppl_gp.settings import as_key
-
-UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
-# distributions over classes, with a parameter for each; a count has a number of trials instead
-_CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "OrderedProbit")
-
-
-class Prediction(eqx.Module):
-    """Predictions at M new inputs; of y an array for one observed site, {site: array} for several.
-
-    - `f_mean`, `f_variance`: the latent function at X_new, (M,); (C, M) for several functions at a
-      site, {site: array} for several GP sites, as samplers keep them. Where sites were integrated
-      in one predictor (`Laplace`, `EP`, `VI`; effects under `SVGP`) these are the predictor's, (R,
-      M) for R functions a datum, and `f_rows` says what each row is.
-    - `f_rows`: ("f", "g - f"), say: what each row of `f_mean` (R, M) adds up, `fit.functions`; the
-      order is not the declaration's. `None` where rows are the entries of a site.
-    - `mean`, `variance`: of y, (M,), or the site's own shape with M for its data axis; for outcomes
-      from a finite set, of their value as a number. `None` where NumPyro's distribution has no
-      mean or variance, or those of a direction (VonMises); infinite or NaN where y has none.
-    - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes
-      in order where the support is finite and the same in all rows (Categorical, ordinal, Binomial
-      of one total: K = total + 1); `None` otherwise, as for Binomial totals that differ between the
-      rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
-    - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws of f,
-      latents or layers given the hyperparameters, or over q of `MeanField()`; else `None`. The
-      error of the posterior's own draws (samplers, `Sample()`) is in no error here.
-    - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
-      shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
-      v) of at least the level. `None` of sites whose events are vectors.
-    - `quantiles_error`: of `quantiles` where y was averaged over draws, else `None`, also under
-      `MeanField()` (at 1000 `num_draws` a few hundredths of the spread). `quantiles` -+ 2 errors
-      holds the quantile with about 95 %: half the way to the farther end of the values whose p(y <=
-      v) is within two standard errors of the level. Zero where they are one outcome; infinite where
-      fewer than about ten draws are beyond it (`sample` has more).
-    - `counts`: whether the outcomes of the one observed site are numbers of trials, not classes.
-    """
-
-    f_mean: Any
-    f_variance: Any
-    mean: Any
-    variance: Any
-    probs: Any
-    mean_error: Any = None
-    f_quantiles: Any = None
-    quantiles: Any = None
-    quantiles_error: Any = None
-    counts: bool = eqx.field(default=False, static=True)
-    f_rows: tuple[str, ...] | None = eqx.field(default=None, static=True)
 
 
 class PredictiveDraws(NamedTuple):
@@ -136,11 +79,12 @@ def predict(
         )
     require_no_such_argument(fit, "predict", ("quantiles",))
     levels = () if quantiles is None else _levels(quantiles)
+    question = Question(fit, X_new, args, kwargs, partial(_again, link_approximation))
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
-    if _many_separate_rows(fit, X_new, args, kwargs):
+    if many_separate_rows(fit, X_new, args, kwargs):
         options = {"link_approximation": link_approximation, "quantiles": levels or None}
         ask = lambda X, a, k: predict(fit, X, *a, **options, **k)  # noqa: E731
-        return by_rows(ask, fit.model, X_new, args, kwargs)
+        return asked(question, by_rows(ask, fit.model, X_new, args, kwargs))
     query = query_at(fit, X_new, args, kwargs)
     check_link_approximation(query, link_approximation)
     exact = integrated_moments(query, fit.blocks) if fit.blocks else None
@@ -161,7 +105,7 @@ def predict(
         return of_y(name) if any(getattr(v, name) is not None for v in y.values()) else None
 
     moments = {k: v.moments for k, v in y.items()}
-    return Prediction(
+    answer = Prediction(
         of_y("mean", f),
         of_y("variance", f),
         of_y("mean", moments),
@@ -171,9 +115,15 @@ def predict(
         _one_or_all(f_quantiles),
         of_y("quantiles") if levels else None,
         where_any("quantiles_error"),
-        len(y) == 1 and observes_counts(query),
+        len(y) == 1 and observes_counts(query, query.layout.sites[0]),
         function_rows(fit),
     )
+    return asked(question, answer)
+
+
+def _again(link_approximation, question: Question, levels: tuple[float, float]) -> Prediction:
+    how = {"quantiles": levels, "link_approximation": link_approximation}
+    return predict(question.fit, question.X_new, *question.args, **how, **question.kwargs)
 
 
 def _levels(quantiles) -> tuple[float, ...]:
@@ -189,7 +139,7 @@ def _levels(quantiles) -> tuple[float, ...]:
     return levels
 
 
-def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
+def many_separate_rows(fit, X_new, args, kwargs) -> bool:
     """Whether more than `ROWS` rows are asked for that do not depend on each other."""
     if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
         return False
@@ -206,81 +156,6 @@ def _numpyro_convention(log_probs, boolean: bool):
 def _one_or_all(by_site: dict):
     """The value of a single site, {site: value} for several, `None` for none."""
     return next(iter(by_site.values())) if len(by_site) == 1 else by_site or None
-
-
-def log_density(
-    fit: Record,
-    X_new,
-    y_new=None,
-    *args,
-    num_draws: int | None = None,
-    with_error: bool = False,
-    **kwargs,
-) -> Float[Array, "M"] | tuple[Float[Array, "M"], Float[Array, "M"]]:
-    """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`; of a model
-    that observes its inputs (a mixture, a factor analysis), log p(x*_n | data), without `y_new`.
-
-    Several observed sites are scored together: the others' observations are passed by keyword, and
-    their log densities add up under the integral over f. A row that a mask leaves out scores 0;
-    `scale` handlers do not count. The mixture over draws is a logsumexp.
-
-    Under `MeanField()`, labels of new rows are summed, and where a row's density is proved the
-    exponential of statistics of the factors of q, apart from each other, q is integrated exactly (a
-    mixture of Student-t for normal-Wishart factors): its error is zero.
-
-    Functions that the likelihood does not couple are integrated apart, by quadrature; those that it
-    couples in closed form where log p(y | f) is proved quadratic, two or three of others by
-    cubature. What is left is averaged over at least `num_draws` draws in all (1000, or 4000 of
-    latents): more functions than three (weighted draws about the integrand's mode), latents of the
-    new data (weighted draws; discrete ones of models without a GP are summed), inner layers, and f
-    where rows of y depend on several of its rows. Such an average is unbiased for the density; its
-    logarithm is not, and is too low by about half its squared error.
-
-    `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here,
-    of the posterior draws that a sampled fit has (the variance between them over their effective
-    number), and of quadrature its estimated error: zero where the likelihood is proved log-concave
-    in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a density. An
-    error above 0.5 says that the number is not known, and is warned of.
-
-    Warns of rows that are NaN or +infinite, where the model's own log probability is so at some f.
-    Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support,
-    for num_draws < 1, and for a model that has an argument called `num_draws` or `with_error`.
-    """
-    require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
-    if num_draws is not None and num_draws < 1:
-        raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
-    fit.warn_of_others("log_density")
-    X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
-    if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
-        options = {"num_draws": num_draws, "with_error": with_error}
-        score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
-        return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
-    query = query_at(fit, X_new, args, kwargs)
-    query = observing(query, y_new)
-    log_p, nodes, draws = log_density_at(query, fit.blocks, num_draws, fit.independent_draws)
-    if not with_error:
-        _warn_of_errors(nodes, draws)
-    if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
-        warn(
-            f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log "
-            "probability is so at some f. Look at what these rows give its distribution (an "
-            "exposure of zero makes 0 log 0 = NaN), and leave such rows out."
-        )
-    return (log_p, jnp.sqrt(nodes**2 + draws**2)) if with_error else log_p
-
-
-def _warn_of_errors(nodes, draws) -> None:
-    if not (most := float(jnp.max(nodes))) <= TOLERANCE:
-        warn(
-            f"log_density: the integral of some row's likelihood is off by about {most:.1g} nats "
-            "(many narrow modes, or edges); with_error=True gives it for each row."
-        )
-    if few := np.flatnonzero(np.asarray(draws) > UNKNOWN).tolist():
-        warn(
-            f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; "
-            "take more draws (num_samples= of the sampler, num_draws= here). with_error=True "
-            "gives it for each row."
-        )
 
 
 def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> PredictiveDraws:
@@ -319,15 +194,6 @@ def _require_any(fit: Record, f, y, verb: str) -> None:
         "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
         "posterior."
     )
-
-
-def observes_counts(query: Query) -> bool:
-    """Whether the outcomes of the one observed site are numbers, and not classes."""
-    (site,) = query.layout.sites
-    if site.support is None or site.boolean:
-        return False
-    fn = query.ask(site, unwrap)
-    return not (isinstance(fn, OrdinalProbit) or type(fn).__name__ in _CLASSES)
 
 
 # A prime: no other axis of a result is likely to have this size.

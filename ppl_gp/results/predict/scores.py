@@ -1,5 +1,6 @@
-"""Log densities of new observations, with the errors of their nodes and of their draws; where in
-its predictive distribution an observation lies; and latents of new data.
+"""`log_density` of new observations, with the errors of its nodes and of its draws; where in
+its predictive distribution an observation lies; latents of new data; and how far predictions and
+observations differ.
 """
 
 import dataclasses
@@ -16,8 +17,9 @@ from numpy import ndarray
 
 from ppl_gp.deep.latents import encoder_of, latent_form
 from ppl_gp.draws import mixture
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.mean_field.family import Family
+from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.results.integrals import cubature, several
@@ -26,10 +28,95 @@ from ppl_gp.results.integrals.factorised import integrated_log_density
 from ppl_gp.results.integrals.latents import Proposals, combinations, summed_log_density
 from ppl_gp.results.integrals.quantiles import cdf_at
 from ppl_gp.results.integrals.several import coupled_groups, log_density_per_datum
-from ppl_gp.results.query.by_names import observing, with_observations
+from ppl_gp.results.predict.predict import by_rows, many_separate_rows, predict
+from ppl_gp.results.predict.prediction import (
+    Prediction,
+    is_classification,
+    outcome_probabilities,
+)
+from ppl_gp.results.query.by_names import observing, require_no_such_argument, with_observations
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs, query_at
 from ppl_gp.results.record import Record
 from ppl_gp.settings import as_key
+
+NUM_BINS = 10
+LEVELS = np.arange(0.05, 1.0, 0.05)  # nominal coverage of central intervals
+UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
+
+
+def log_density(
+    fit: Record,
+    X_new,
+    y_new=None,
+    *args,
+    num_draws: int | None = None,
+    with_error: bool = False,
+    **kwargs,
+) -> Float[Array, "M"] | tuple[Float[Array, "M"], Float[Array, "M"]]:
+    """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`; of a model
+    that observes its inputs (a mixture, a factor analysis), log p(x*_n | data), without `y_new`.
+
+    Several observed sites are scored together: the others' observations are passed by keyword, and
+    their log densities add up under the integral over f. A row that a mask leaves out scores 0;
+    `scale` handlers do not count. The mixture over draws is a logsumexp.
+
+    Under `MeanField()`, labels of new rows are summed, and where a row's density is proved the
+    exponential of statistics of the factors of q, apart from each other, q is integrated exactly (a
+    mixture of Student-t for normal-Wishart factors): its error is zero.
+
+    Functions that the likelihood does not couple are integrated apart, by quadrature; those that it
+    couples in closed form where log p(y | f) is proved quadratic, two or three of others by
+    cubature. What is left is averaged over at least `num_draws` draws in all (1000, or 4000 of
+    latents): more functions than three (weighted draws about the integrand's mode), latents of the
+    new data (weighted draws; discrete ones of models without a GP are summed), inner layers, and f
+    where rows of y depend on several of its rows. Such an average is unbiased for the density; its
+    logarithm is not, and is too low by about half its squared error.
+
+    `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here,
+    of the posterior draws that a sampled fit has (the variance between them over their effective
+    number), and of quadrature its estimated error: zero where the likelihood is proved log-concave
+    in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a density. An
+    error above 0.5 says that the number is not known, and is warned of.
+
+    Warns of rows that are NaN or +infinite, where the model's own log probability is so at some f.
+    Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support,
+    for num_draws < 1, and for a model that has an argument called `num_draws` or `with_error`.
+    """
+    require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
+    if num_draws is not None and num_draws < 1:
+        raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
+    fit.warn_of_others("log_density")
+    X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
+    if getattr(y_new, "ndim", 0) == 1 and many_separate_rows(fit, X_new, args, kwargs):
+        options = {"num_draws": num_draws, "with_error": with_error}
+        score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
+        return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
+    query = query_at(fit, X_new, args, kwargs)
+    query = observing(query, y_new)
+    log_p, nodes, draws = log_density_at(query, fit.blocks, num_draws, fit.independent_draws)
+    if not with_error:
+        _warn_of_errors(nodes, draws)
+    if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
+        warn(
+            f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log "
+            "probability is so at some f. Look at what these rows give its distribution (an "
+            "exposure of zero makes 0 log 0 = NaN), and leave such rows out."
+        )
+    return (log_p, jnp.sqrt(nodes**2 + draws**2)) if with_error else log_p
+
+
+def _warn_of_errors(nodes, draws) -> None:
+    if not (most := float(jnp.max(nodes))) <= TOLERANCE:
+        warn(
+            f"log_density: the integral of some row's likelihood is off by about {most:.1g} nats "
+            "(many narrow modes, or edges); with_error=True gives it for each row."
+        )
+    if few := np.flatnonzero(np.asarray(draws) > UNKNOWN).tolist():
+        warn(
+            f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; "
+            "take more draws (num_samples= of the sampler, num_draws= here). with_error=True "
+            "gives it for each row."
+        )
 
 
 def log_density_at(
@@ -239,3 +326,84 @@ def _choose(values, chosen, axis: int):
     """(samples, ...): values (proposals, ..., M at `axis`, ...) at each datum's chosen ones."""
     moved = jnp.moveaxis(values, 1 + axis, 1)  # (proposals, M, ...)
     return jnp.moveaxis(moved[chosen, jnp.arange(moved.shape[1])], 1, 1 + axis)
+
+
+class Score(NamedTuple):
+    """A number and what it is."""
+
+    value: float | None
+    name: str
+
+
+def judged(fit: Record, X, y, args: tuple, kwargs: dict) -> tuple[Prediction, Pit | None]:
+    """What `calibration` wants: the prediction, and where numbers of one site fall in it."""
+    prediction = predict(fit, X, *args, **kwargs)
+    if is_classification(prediction) or isinstance(y, dict):
+        return prediction, None
+    return prediction, pit(fit, X, y, *args, **kwargs)
+
+
+def error(prediction: Prediction, y) -> Score:
+    """Share of misclassified observations of classes 0, 1, ..., else root mean squared error."""
+    if is_classification(prediction):
+        guess = np.argmax(outcome_probabilities(prediction), -1)
+        return Score(float(np.mean(guess != _observed(y, guess.shape))), "misclassified")
+    if prediction.mean is None or isinstance(prediction.mean, dict):
+        return Score(None, "RMSE")
+    mean = np.asarray(prediction.mean)
+    return Score(float(np.sqrt(np.mean((mean - _observed(y, mean.shape)) ** 2))), "RMSE")
+
+
+def _observed(observed: Any, shape: tuple[int, ...]) -> ndarray:
+    """y in the shape of its prediction; `DataError` for another, which NumPy would broadcast."""
+    y = observed
+    if isinstance(observed, dict) and len(observed) == 1:
+        (y,) = observed.values()
+    if np.shape(y) != shape:
+        raise DataError(
+            f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model "
+            "observes it."
+        )
+    return np.asarray(y)
+
+
+def calibration(prediction: Prediction, y, pit: Pit | None = None) -> Score:
+    """How far stated and observed frequencies differ: about 1 / sqrt(M) by chance over M rows.
+
+    Classes: the expected calibration error over `NUM_BINS` bins of p(y = 1), or of the largest
+    probability (Guo et al. 2017). Otherwise, where `pit` is known: the mean gap between nominal and
+    observed coverage of the predictive distribution's central intervals.
+    """
+    if is_classification(prediction):
+        stated, observed, rows = reliability(prediction, y)
+        return Score(float(np.average(np.abs(stated - observed), weights=rows)), "ECE")
+    if pit is None:
+        return Score(None, "coverage gap")
+    return Score(float(np.mean(np.abs(coverage(pit) - LEVELS))), "coverage gap")
+
+
+def reliability(prediction: Prediction, y):
+    """(mean probability, observed frequency, number of rows) of the bins that have rows."""
+    probs = outcome_probabilities(prediction)
+    y, probs = np.ravel(_observed(y, probs.shape[:-1])), np.reshape(probs, (-1, probs.shape[-1]))
+    binary = probs.shape[1] == 2
+    stated = probs[:, 1] if binary else probs.max(1)
+    happened = (y == 1) if binary else (y == probs.argmax(1))
+    which = np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
+    count = np.bincount(which, minlength=NUM_BINS)
+    used = count > 0
+    mean = lambda v: np.bincount(which, v, NUM_BINS)[used] / count[used]  # noqa: E731
+    return mean(stated), mean(happened.astype(float)), count[used]
+
+
+def coverage(pit: Pit) -> Float[ndarray, "L"]:
+    """Share of the observations inside the predictive distribution's central interval at each of
+    `LEVELS`. A count counts by the share of its probability that lies between the interval's two
+    tails (the non-randomised PIT of Czado, Gneiting & Held 2009).
+    """
+    below, up_to = (np.ravel(x)[:, None] for x in pit)
+    low, high = 0.5 - 0.5 * LEVELS, 0.5 + 0.5 * LEVELS
+    width = up_to - below
+    overlap = np.clip(np.minimum(up_to, high) - np.maximum(below, low), 0.0, None)
+    inside = (low <= up_to) & (up_to <= high)
+    return np.mean(np.where(width > 0, overlap / np.where(width > 0, width, 1.0), inside), 0)
