@@ -278,7 +278,7 @@ def test_rows_that_do_not_stand_alone_get_no_batches():
     method = pg.MeanField(batch_size=6)
     with pytest.raises(pg.NotPointwiseError, match="density of 'w' sees the number of rows"):
         pg.fit(by_their_number, method, 0, X, y=Y)
-    with pytest.raises(pg.NotPointwiseError, match="'y' depends on which other"):
+    with pytest.raises(pg.NotPointwiseError, match="density of 'y' sees other rows"):
         pg.fit(centred, method, 0, X, y=Y)
     with pytest.raises(pg.ModelError, match="holds all rows"):
         pg.fit(coupled, method, 0, X, y=Y)

@@ -424,7 +424,7 @@ def test_a_prior_mean_that_the_data_have_told_about_is_not_changed_afterwards():
         pg.DataError, match=r"argument 'centre' is not that of training: entry \[0\]"
     ):
         fit.predict(new, which, centre + 1.0)
-    with pytest.raises(pg.DataError, match="prior mean"):
+    with pytest.raises(pg.DataError, match="argument 'centre' is not that of training"):
         fit.components(new, which, centre=centre + 1.0)
 
 
