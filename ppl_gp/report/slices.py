@@ -191,11 +191,13 @@ def plot_predictions(
 def _whole(first: Fit, data: panels.Shown, X_new, xlabel: str | None, num: int) -> Slice:
     """Along the only column."""
     trained = np.shape(first.args[0] if first.args else data.X)  # (N,) or (N, 1)
-    given = np.linspace(data.X.min(), data.X.max(), num) if X_new is None else X_new
+    labels = first.names.get(argument_names(first.model, 1)[0], ArrayNames()).level(0)
+    between = np.arange(len(labels)) if labels else np.linspace(data.X.min(), data.X.max(), num)
+    given = between if X_new is None else X_new
     if isinstance(given, np.ndarray):
         given = given.reshape(-1, *trained[1:])
     X_new = np.asarray(by_names(first, given, (), {})[0])
-    along = panels.Column(X_new.ravel(), xlabel or (data.columns or ("x",))[0])
+    along = panels.Column(X_new.ravel(), xlabel or (data.columns or ("x",))[0], labels)
     return Slice(X_new, along, {}, frozenset())
 
 

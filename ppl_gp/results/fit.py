@@ -115,7 +115,7 @@ def summary(fit: "Fit") -> "pd.DataFrame":
 
 
 def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
-    """Predictions with the data: `pg.plot_predictions(fit, X, y, ...)`.
+    """Predictions with the data, a matplotlib Figure: `pg.plot_predictions(fit, X, y, ...)`.
 
     Parameters
     ----------
@@ -123,10 +123,6 @@ def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
         The data to show; by default those of training, which a loaded fit does not have.
     **options
         Of `plot_predictions`, such as `along="age"` if the inputs have several columns.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
 
     Raises
     ------

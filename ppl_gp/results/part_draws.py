@@ -155,7 +155,7 @@ def _given_functions(likelihood: Any, here: Behind, e: dict, key) -> dict:
 
 
 def own_effects(record: Record) -> list[str]:
-    """Per-datum sites and are integrated in the likelihood (`sparse.expectation`)."""
+    """Per-datum sites that are integrated in the likelihood (`sparse.expectation`)."""
     kept: Any = next(iter(record.latent.values()), None)
     if not isinstance(record.model, Collapsed) or not isinstance(kept, FromInducing):
         return []

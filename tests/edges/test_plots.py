@@ -380,3 +380,17 @@ def test_effects_have_their_intervals():
     assert [a.get_title() for a in pg.plot_effects(fit).axes] == list(fit.sites)
     with pytest.raises(DataError, match=r"no intervals of \['f'\]"):
         pg.plot_effects(fit, ["f"])
+
+
+def test_the_only_column_may_hold_labels():
+    def model(ward, y=None):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("data", ward.shape[0]):
+            numpyro.sample("y", dist.Normal(u[ward], 0.5), obs=y)
+
+    ward = pd.Series(np.array(["A", "B", "C"])[np.arange(12) % 3], name="ward")
+    fit = pg.fit(model, pg.Laplace(), 0, ward, y=np.arange(12.0) % 3)
+    (ax,) = fit.plot().axes
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["A", "B", "C"]
+    points = ax.containers[0].lines[0].get_ydata()
+    np.testing.assert_allclose(points, fit.predict(pd.Series(["A", "B", "C"])).mean)

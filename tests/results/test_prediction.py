@@ -1,5 +1,7 @@
 """Intervals and the table of a prediction, against the predictive distribution's own formulas."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,8 +52,12 @@ def test_intervals_of_a_gaussian():
     for level in (0.0, 1.0, 90.0):
         with pytest.raises(pg.DataError, match="between 0 and 1"):
             p.interval(level)
-    with pytest.raises(pg.DataError, match="no longer knows its fit"):
+    with pytest.raises(pg.DataError, match="has lost its fit"):
         jax.tree.map(lambda x: x, p).interval()
+    again = pickle.loads(pickle.dumps(p))
+    np.testing.assert_array_equal(again.mean, p.mean)
+    with pytest.raises(pg.DataError, match="has lost its fit"):
+        again.to_frame()
 
 
 def test_a_table_has_the_rows_of_the_frame():

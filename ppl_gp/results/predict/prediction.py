@@ -83,6 +83,10 @@ class Prediction(eqx.Module):
     counts: bool = eqx.field(default=False, static=True)
     f_rows: tuple[str, ...] | None = eqx.field(default=None, static=True)
 
+    def __getstate__(self) -> dict:
+        """Without the fit, whose model need not be one that pickle takes."""
+        return {k: v for k, v in vars(self).items() if k != "_question"}
+
     @property
     def sd(self):
         """Standard deviation of y, in the shape of `mean`."""
@@ -170,9 +174,7 @@ class Prediction(eqx.Module):
 
 
 class Question(NamedTuple):
-    """What a prediction is the answer to. It is no field: trees of JAX that change a prediction
-    leave it behind.
-    """
+    """What a prediction is the answer to. It is not a field: JAX and pickle leave it behind."""
 
     fit: Record
     X_new: Any
@@ -197,7 +199,7 @@ def _question(prediction: Prediction) -> Question:
     """Raises `DataError` where it is gone."""
     if (found := getattr(prediction, "_question", None)) is None:
         raise DataError(
-            "this prediction was changed by JAX (jax.tree.map, jit) and no longer knows its fit: "
+            "this prediction went through jax.tree.map, jit or a file and has lost its fit: "
             "call interval() or to_frame() on what fit.predict(X_new) returned."
         )
     return found

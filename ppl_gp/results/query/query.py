@@ -127,7 +127,7 @@ class Query(eqx.Module):
             self.trace(self.draws.at(0), {})
         warn(
             f"NumPyro refuses parameters of the model at the new inputs at {np.mean(~valid):.0%} "
-            "of the draws, and what is computed from these is no distribution. Look at what a "
+            "of the draws, and what is computed from these is not a distribution. Look at what a "
             "scale, rate or probability is there, and map it into its range (softplus, sigmoid)."
         )
 
