@@ -68,6 +68,7 @@ OURS, NUMPYROS = ("integer", "typed", "raw"), ("typed", "raw")
 CALLS = {
     "fit": (None, OURS),  # by method, below
     "compare": (lambda key, fit: compared(key, fit), OURS),
+    "sample_prior": (lambda key, fit: prior(key), OURS),
     "Fit.sample": (lambda key, fit: fit.sample(key, X_new, 5), OURS),
     "Fit.to_datatree": (lambda key, fit: tree(key, fit), OURS),
     "Fit.infer_latents": (None, OURS),  # of another fit, below
@@ -101,6 +102,11 @@ def tree(key, fit):
     return {f"{g}/{k}": v.values for g in found.children for k, v in found[g].data_vars.items()}
 
 
+def prior(key):
+    found = pg.sample_prior(normal, key, np.linspace(-1.0, 1.0, 5), num_samples=4)
+    return [found["prior"]["loc"].values, found["prior_predictive"]["y"].values]
+
+
 def found_by_introspection() -> set[str]:
     """Every public callable of `pg`, of its classes and of fits, that takes a key."""
     public = {name: getattr(pg, name) for name in pg.__all__}
@@ -131,7 +137,13 @@ def test_the_table_has_every_call_that_takes_a_key():
     assert found_by_introspection() == set(CALLS)
 
 
-QUICK = ("Fit.sample", "Fit.to_datatree", "GP.sample", "GlobalImportanceWeightedELBO.log_weights")
+QUICK = (
+    "sample_prior",
+    "Fit.sample",
+    "Fit.to_datatree",
+    "GP.sample",
+    "GlobalImportanceWeightedELBO.log_weights",
+)
 
 
 @pytest.mark.parametrize(
