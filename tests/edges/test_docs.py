@@ -2,8 +2,10 @@
 place in the reference, every error and every result a heading that it names, every link a target.
 """
 
+import inspect
 import os
 import pickle
+import pkgutil
 import re
 import subprocess
 import sys
@@ -93,6 +95,12 @@ def test_every_public_name_is_in_the_reference_once():
     pages = [path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md"))]
     found = re.findall(r"^::: ppl_gp\.(\w+)$", "\n".join(pages), re.MULTILINE)
     assert sorted(found) == sorted(pg.__all__)
+
+
+def test_what_the_reference_names_is_there():
+    pages = [path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md"))]
+    for name in re.findall(r"^::: (\S+)$", "\n".join(pages), re.MULTILINE):
+        assert inspect.getdoc(pkgutil.resolve_name(name)), name
 
 
 def anchors(page):
