@@ -60,6 +60,7 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python docs/tools/english.py
 
 # The site, in site/: recipes are run, notebooks shown as they were executed; pages link only to what there is.
 docs: $(VENV)/.installed-docs

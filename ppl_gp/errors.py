@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 # Relative to the repository: the heading of a result or an error is its name, and so its anchor.
-_PAGE = "docs/symptoms.md"
+_PAGE = "docs/troubleshooting.md"
 
 
 # In a message of a `ModelError`: `fit` replaces it by the methods that take the model.

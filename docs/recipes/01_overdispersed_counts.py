@@ -1,8 +1,12 @@
 # %% [markdown]
-# # Counts that scatter more than a Poisson
+# # Overdispersed counts
 #
-# A negative binomial with mean $e^{f(x)}$ and a concentration of its own: write it, and every method takes it. The band is the central
-# 90 % interval of new counts, by inverting their predictive distribution, not by a mean and a standard deviation.
+# Counts often scatter more than a Poisson distribution allows. A negative binomial has a second parameter, the concentration, that lets
+# them. Here its mean is $e^{f(x)}$ with a smooth function $f$, and its concentration is a hyperparameter. Write the model, and any method
+# fits it.
+#
+# The picture shows the central 90 % interval of new counts. Its ends are quantiles of the predictive distribution, and therefore whole
+# numbers. They are not computed from a mean and a standard deviation.
 
 # %%
 import jax

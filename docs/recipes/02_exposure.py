@@ -1,8 +1,10 @@
 # %% [markdown]
-# # Rates: an offset or an exposure
+# # Rates with an exposure or an offset
 #
-# What is known of each row and multiplies its rate is an argument of the model with one entry per row. It is passed again at prediction, by
-# the same name: with an exposure of one, predictions are rates.
+# You counted events, but some rows had more time, area or people than others. The exposure of a row multiplies its rate. Make it an
+# argument of the model, with one value per row.
+#
+# At prediction, pass the exposure again for the new rows. With an exposure of one, the predictions are rates.
 
 # %%
 import jax

@@ -1,8 +1,10 @@
 # %% [markdown]
-# # Observations that are missing
+# # Missing observations
 #
-# `obs_mask` says which rows were observed. The rows that were not do not count, whatever number stands in their place, and predictions at
-# them are those of new rows.
+# Some rows of your table have inputs and no observation. Keep them in the table, and say which rows were observed by `obs_mask`. The other
+# rows do not count, whatever number you put there. A prediction at such a row is the prediction of a new row.
+#
+# The last cell compares the log evidence with that of a fit without these rows. The two are equal.
 
 # %%
 import jax

@@ -1,8 +1,11 @@
 # %% [markdown]
 # # Measurements with known errors
 #
-# A standard deviation for each measurement is an argument with one entry per row. At prediction it is that of a measurement to come; the
-# function's own band needs none, but the model's argument has to be there.
+# Your instrument reports a standard deviation for each measurement. Make it an argument of the model with one value per row. Measurements
+# with a small error then count more.
+#
+# At prediction, pass the standard deviation of a future measurement. The band of the function itself does not depend on it, but the model
+# needs the argument.
 
 # %%
 import jax

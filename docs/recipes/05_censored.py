@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Censored observations
 #
-# A detector that saturates at 1 shows of larger values only that they are larger. The likelihood is a class of your own; the flag is an
-# argument with one entry per row. At prediction it is zero: the question is what the value is, not what the detector shows.
+# A detector saturates at 1. Of a larger value you know only that it is larger. The likelihood of such a row is the probability of a value
+# above 1, and you can write it as a distribution of your own. A flag with one value per row says which rows are saturated.
 #
-# A class of your own keeps all arrays that `log_prob` uses as attributes of the instance (`self.saturated = saturated`). You need not
-# declare them in `arg_constraints`. `fit` raises `ModelError` if `log_prob` takes an array from an enclosing function instead.
+# At prediction the flag is zero, because you want the value itself, not what the detector would show.
+#
+# Your class must keep every array that `log_prob` uses as an attribute of the instance, such as `self.saturated = saturated`. You need not
+# declare it in `arg_constraints`. `fit` raises `ModelError` if `log_prob` takes an array from an enclosing function instead.
 
 # %%
 import jax

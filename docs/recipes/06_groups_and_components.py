@@ -1,8 +1,10 @@
 # %% [markdown]
-# # Groups, fixed effects and a smooth function in one predictor
+# # Group effects, fixed effects and a smooth function
 #
-# Gaussian sites that enter one linear predictor are integrated together. `fit.sites` has the marginals of the effects,
-# `fit.components` what each part adds at new rows.
+# Counts depend on a smooth function of time, on a covariate, and on the group that a row belongs to. Add the three in the logarithm of the
+# rate. `fit` integrates all Gaussian parts of such a sum together, and sets the spread of the groups to its most probable value.
+#
+# `fit.sites` has the posterior of each effect. `fit.components` has what each part adds at new rows, and `plot_components` draws it.
 
 # %%
 import jax

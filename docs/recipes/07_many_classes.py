@@ -1,8 +1,10 @@
 # %% [markdown]
-# # Three classes
+# # Classification with several classes
 #
-# A function for each class in a plate, a softmax over them: each datum sees three functions, and `Laplace()`, `EP()` and `VI()` take their
-# blocks. `Laplace()` costs the least.
+# A label is one of three classes. Give each class a function, in a plate, and put a softmax over their values. Each row depends on three
+# functions at once. `Laplace()`, `EP()` and `VI()` all take such a model, and `Laplace()` costs the least.
+#
+# The picture shows the most probable class at each place. The lines are where its probability is 0.5, 0.7 and 0.9.
 
 # %%
 import jax

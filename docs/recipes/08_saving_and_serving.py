@@ -1,8 +1,10 @@
 # %% [markdown]
-# # Saving a fit, and serving predictions from it
+# # Saving a fit and serving predictions
 #
-# `fit.save` writes what prediction needs to one file, without the observations and without pickle; `pg.load` reads it beside the model's
-# source. The first prediction at a number of rows compiles, the next ones do not: pad requests to few sizes.
+# You fit once, and another process answers requests. `fit.save` writes to one file what prediction needs. The file has no observations and
+# no pickle. `pg.load` reads it, together with the source of the model.
+#
+# The first prediction with a given number of rows compiles, and later ones with as many rows do not. Pad requests to a few sizes.
 
 # %%
 import tempfile

@@ -1,7 +1,10 @@
 # %% [markdown]
 # # Priors for length scales
 #
-# A prior that knows the data, and what `check` says of one that does not.
+# A length scale has the unit of its input. A default prior such as LogNormal(0, 1) suits inputs of about one, and misleads a fit to inputs
+# in metres. `pg.priors.lengthscale` makes a prior from the data, between the distance to the nearest row and the largest distance.
+#
+# The first cell shows what `pg.check` says about both priors. The picture draws them, and the last cell compares the fits.
 
 # %%
 import jax

@@ -1,8 +1,12 @@
 # %% [markdown]
-# # Counts with a hurdle
+# # Hurdle model for counts
 #
-# Whether anything happens, and how much where it does, are two functions: a zero comes from the first alone. NumPyro's hurdle takes any
-# distribution of counts, and each datum sees both functions, which `Laplace()`, `EP()` and `VI()` take together.
+# Two questions about a count can have different answers: does anything happen, and if so, how much? A hurdle model has a function for each.
+# Zeros come from the first alone. NumPyro's hurdle takes any distribution of counts. Each row depends on both functions, and `Laplace()`,
+# `EP()` and `VI()` take such a model.
+#
+# The two halves of this model share nothing. The last cell therefore fits each half alone, and their log evidences add up to that of
+# the whole.
 
 # %%
 import jax

@@ -1,8 +1,10 @@
 # %% [markdown]
-# # Ordered ratings
+# # Ordinal ratings
 #
-# Ratings from 0 to 4 are no numbers and no mere classes: 3 lies between 2 and 4. A noisy function and cut points say so, and the cuts are
-# hyperparameters like any other. `found.probs` has a column for each rating.
+# Ratings from 0 to 4 have an order, but their distances mean nothing. An ordinal model describes them by a noisy function and cut points: the
+# rating says between which two cuts the value lies. The cuts are hyperparameters, and the fit finds them.
+#
+# `found.probs` has a column for each rating. The last cell compares them with a closed form.
 
 # %%
 import jax

@@ -1,8 +1,13 @@
 # %% [markdown]
-# # A function that only rises
+# # Monotone function
 #
-# A derivative of f is a value of the same process. Rows that stand for the slope at some places, each with an observation that says "above
-# zero", make the function monotone there (Riihimäki & Vehtari 2010): $\Phi(f' / \nu)$ with a small $\nu$.
+# You know that a function never falls, for example because more of a drug never has less effect. The derivative of a Gaussian process is
+# a Gaussian process too. So you can add rows that are slopes, at places of your choice, each with an observation that says "above zero".
+# Riihimäki and Vehtari (2010) use the likelihood $\Phi(f' / \nu)$ with a small $\nu$.
+#
+# Without the constraint the mean falls in places. With it, the mean falls nowhere.
+#
+# The last cell checks the log probability that all these slopes are positive. The two fits give -4.21, and dense algebra gives -4.15.
 
 # %%
 import jax

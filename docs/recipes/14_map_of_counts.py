@@ -1,8 +1,8 @@
 # %% [markdown]
-# # A map of counts
+# # Map of counts
 #
-# Events in the cells of a map, where cells hold different numbers of people: expected counts are an exposure times the exponential of a
-# function of two coordinates. Cells that were never visited are new rows.
+# You counted events in the cells of a map, and the cells contain different numbers of people. The expected count is the number of people
+# times the exponential of a smooth function of two coordinates. A cell that nobody visited is a new row, so the same call predicts it.
 
 # %%
 import jax

@@ -1,8 +1,10 @@
 # %% [markdown]
-# # Data that come in batches
+# # Streaming data in batches
 #
-# Data in many files, or in a database, never have to be in memory at once. `Stream` takes a function that returns the batches of one pass,
-# and the number of rows; the model is the one of arrays. Shuffle the rows before.
+# Your data are in many files or in a database, and do not fit into memory. `Stream` takes a function that returns the batches of one pass
+# over the data, and the number of rows. The model stays the same. Shuffle the rows before you write them.
+#
+# The last cell compares the fit with an exact one, which is possible here because the noise is Gaussian and there are 1500 rows.
 
 # %%
 import tempfile

@@ -1,9 +1,10 @@
 # %% [markdown]
-# # A distribution of observations of your own
+# # Write your own observation distribution
 #
-# A scale that shows whole numbers tells of a value only that it lies within half a unit. That is a subclass of NumPyro's `Distribution` with
-# `log_prob` (and `mean`, `variance` and `sample` for predictions), and every method takes it. Keep what `log_prob` uses as attributes of
-# the instance, as `__init__` does here.
+# A scale shows whole numbers. A reading says only that the value is within half a unit of it. You write this as a subclass of NumPyro's
+# `Distribution` with a `log_prob`, and every method takes it. For predictions of y, add `mean`, `variance` and `sample`.
+#
+# Keep everything that `log_prob` uses as attributes of the instance, as `__init__` does here.
 
 # %%
 import jax

@@ -9,9 +9,11 @@ import base64
 import io
 import json
 import os
+import posixpath
 import re
 from pathlib import Path
 
+from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File
 from PIL import Image
@@ -26,6 +28,8 @@ _BESIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _QUIET = "ignore:IProgress not found"
 # What Python writes before a warning: the file of whoever built the site, and a line in it.
 _PLACE = re.compile(r"(^|<pre>)\S+\.py:\d+: (?=\w*Warning: )", re.MULTILINE)
+# A link of a page to another one of the sources, in the HTML of a script
+_LINK = re.compile(r'href="(?![a-z]+:|#|/)([^"#]+\.(?:md|py|ipynb))(#[^"]*)?"')
 _HEADING = re.compile(r"^## \[(.+)\]\(\.\./notebooks/(\w+)\.ipynb\)$", re.MULTILINE)
 
 
@@ -61,8 +65,18 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Warnings of recipes and notebooks name no file of the machine that ran them."""
-    return _PLACE.sub(r"\1", html)
+    """Warnings of scripts and notebooks name no file of the machine that ran them, and their links
+    lead to pages: the site's builder leaves them as they are in the sources.
+    """
+
+    def page_of(link) -> str:
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), link[1]))
+        if (target := files.get_file_from_path(place)) is None:
+            raise PluginError(f"{page.file.src_uri} links to {link[1]}, which is not there")
+        return f'href="{target.url_relative_to(page.file)}{link[2] or ""}"'
+
+    shown = _PLACE.sub(r"\1", html)
+    return _LINK.sub(page_of, shown) if page.file.src_uri.endswith((".py", ".ipynb")) else shown
 
 
 def methods() -> str:

@@ -1,5 +1,5 @@
-"""The site's recipes run, each with its picture and its last assertion; every public name has its
-place in the reference, every error and every result a heading that it names, every link a target.
+"""The site's pages run and print what they show, recipes with a picture and an assertion; every public
+name has its place in the reference, every error and every result a heading, every link a target.
 """
 
 import inspect
@@ -19,13 +19,34 @@ import ppl_gp as pg
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
+# Pages that are scripts: their outputs and pictures are made when the site is
+SCRIPTS = [*sorted((ROOT / "docs").glob("*.py")), *sorted((ROOT / "docs" / "tutorial").glob("*.py"))]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages whose blocks run in their order; others show pieces, other libraries or a shell
+SHOWN = [
+    "comparing",
+    "effects",
+    "frames",
+    "guides",
+    "hyperparameters",
+    "index",
+    "installation",
+    "large-data",
+    "latents",
+    "limitations",
+    "methods",
+    "predictions",
+    "saving",
+    "sklearn",
+    "troubleshooting",
+    "without-gp",
+]
 ERRORS = [getattr(pg, name) for name in pg.__all__ if name.endswith("Error")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_runs(path, tmp_path):
+@pytest.mark.parametrize("path", RECIPES + SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_of_the_site_runs(path, tmp_path):
     done = subprocess.run(
         [sys.executable, str(path)],
         cwd=tmp_path,
@@ -70,11 +91,14 @@ def test_our_half_of_a_pair_is_a_model_that_its_methods_take(pair):
 
 
 @pytest.mark.slow
-def test_every_block_of_the_page_on_guides_runs_and_prints_what_it_shows(capsys):
+@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.filterwarnings("ignore")
+def test_every_block_of_a_page_runs_and_prints_what_it_shows(page, capsys, tmp_path, monkeypatch):
     """Words as they are there, numbers within 2 %: they differ a little from one JAX to another."""
+    monkeypatch.chdir(tmp_path)
     names, number = {"__name__": "page"}, re.compile(r"-?\d+(?:\.\d+)?")
     blocks = r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?"
-    for code, shown in re.findall(blocks, (ROOT / "docs" / "guides.md").read_text(), re.DOTALL):
+    for code, shown in re.findall(blocks, (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL):
         exec(code, names)
         printed = capsys.readouterr().out
         assert number.sub("#", printed) == number.sub("#", shown)
@@ -82,10 +106,11 @@ def test_every_block_of_the_page_on_guides_runs_and_prints_what_it_shows(capsys)
         np.testing.assert_allclose(found, wanted, rtol=0.02)
 
 
-def test_every_recipe_and_every_notebook_is_a_page():
+def test_every_script_and_every_notebook_is_a_page():
     nav, gallery = (ROOT / "mkdocs.yml").read_text(), (ROOT / "docs" / "gallery.md").read_text()
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert all(f": recipes/{path.name}\n" in nav for path in RECIPES)
+    scripts = [path.relative_to(ROOT / "docs") for path in RECIPES + SCRIPTS]
+    assert all(f": {path}\n" in nav for path in scripts)
     assert all(f": notebooks/{path.name}\n" in nav for path in notebooks)
     linked = re.findall(r"^## \[.+\]\(\.\./notebooks/(.+)\)$", gallery, re.MULTILINE)
     assert linked == [path.name for path in notebooks]
@@ -120,7 +145,7 @@ def reaches(place, start=ROOT):
     return target.exists() and (not anchor or anchor in anchors(target))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES + RECIPES + SCRIPTS, ids=lambda page: page.stem)
 def test_links_have_targets(page):
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
     for link in (link for link in links if not link.startswith(("http", "#"))):

@@ -450,7 +450,7 @@ ROWS = {
             method=pg.Laplace(hyper=pg.Sample(num_warmup=2, num_samples=2)),
             throw=False,
         ),
-        # as docs/predictors.md has it
+        # as docs/effects.md has it
         lambda: fit(
             partial(spread, multiplied=True),
             X,
