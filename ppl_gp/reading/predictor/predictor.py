@@ -123,8 +123,8 @@ class Innovated(NamedTuple):
         trace = run(moved, *self.skeleton.arguments(rest.arrays), rest.hyper)
         if others := [k for k in e if k not in moved.given]:
             raise ModelError(
-                f"site(s) {others} have a value that is not theirs to draw: a handler inside of the "
-                f"model gives it. Leave them out of integrate=(...). {LISTED}"
+                f"site(s) {others} get their value from a handler inside of the model. Leave them "
+                f"out of integrate=(...). {LISTED}"
             )
         return trace
 
