@@ -262,7 +262,8 @@ class _Reader:
         pairs = [(s, t) for s, t in pairs if t is not None]
         fits = not any(s.matches and not t.matches for s, t in pairs)
         # one entry fits into a plate of any size
-        fits &= all(t.shape[a] == look.plates[p][1] for _, t in pairs for p, a in t.frames)
+        frames = ((t, p, a) for _, t in pairs for p, a in t.frames if p in look.plates)  # no scan's
+        fits &= all(t.shape[a] == look.plates[p][1] for t, p, a in frames)
         grew = any(
             (s.shape, s.event) != (t.shape, t.event) for s, t in pairs if s.observed or s.is_gp
         )

@@ -166,9 +166,12 @@ def is_valid(trace: dict) -> jax.Array:
 
 
 def _checks(tree) -> list[jax.Array]:
-    """What NumPyro asks of the parameters of distributions, where it does, and of those in them."""
-    fns = distributions(tree)
-    asked = [(fn, k, x) for fn in fns if fn._validate_args for k, x in fn.get_args().items()]
+    """What NumPyro asks of the parameters of distributions, where it does, and of those in them,
+    which do not know it any more if they have been through a tree.
+    """
+    fns, default = distributions(tree), dist.Distribution._validate_args
+    asking = [fn for fn in fns if (default if fn._validate_args is None else fn._validate_args)]
+    asked = [(fn, k, x) for fn in asking for k, x in fn.get_args().items()]
     known = [(fn.arg_constraints[k], x) for fn, k, x in asked]
     own = [jnp.all(where(x)) for where, x in known if not is_dependent(where)]
     return own + [check for fn in fns for check in _checks(attributes_of(fn))]

@@ -51,6 +51,7 @@ def grouped(prior, X, group, y=None, scale=False, levels=2):
 
 
 NORMAL, STUDENT = partial(grouped, dist.Normal(0.0, 1.0)), partial(grouped, dist.StudentT(4.0))
+FLAT = partial(grouped, dist.ImproperUniform(dist.constraints.real, (), ()))
 
 
 def counts(X, exposure, y=None):
@@ -465,6 +466,21 @@ ROWS = {
         lambda: fit(STUDENT, X, GROUP, method=map_of(), throw=False),
         lambda: fit(STUDENT, X, GROUP, method=map_of(maximise=("u",)), throw=False),
         lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(hyper=pg.Fixed({"u": [0.0, 0.0]}))),
+        slow=True,
+    ),
+    "an effect with an improper prior": row(
+        r"NUTS\(\), or hyper=Fixed\({'u': \.\.\.}\), or a normal prior of a large scale; "
+        r"hyper=MAP\(maximise=\('u',\), init={'u': \.\.\.}\)",
+        lambda: fit(FLAT, X, GROUP, method=map_of(), throw=False),
+        lambda: fit(FLAT, X, GROUP, method=pg.Laplace(hyper=pg.Fixed({"u": [0.0, 0.0]}))),
+        lambda: fit(
+            FLAT,
+            X,
+            GROUP,
+            method=map_of(maximise=("u",), init={"u": np.zeros(2)}),
+            throw=False,
+        ),
+        lambda: fit(partial(grouped, dist.Normal(0.0, 100.0)), X, GROUP),
         slow=True,
     ),
     "an effect beside a factor": row(

@@ -40,8 +40,8 @@ def group_effects(g, y=None, factor=False, scale=1.0, mask=None, prior_info=Fals
 
 WAYS = {
     "factor": ({"factor": True}, "'sum_to_zero'"),
-    "scale": ({"scale": 2.0}, "handler stands around the prior of .'z'"),
-    "mask": ({"mask": [True] * 3 + [False] * 3}, "handler stands around the prior of .'z'"),
+    "scale": ({"scale": 2.0}, "handler stands around the prior of 'z'"),
+    "mask": ({"mask": [True] * 3 + [False] * 3}, "handler stands around the prior of 'z'"),
 }
 
 
@@ -324,3 +324,32 @@ def test_effects_that_other_observations_see_have_remedies_that_are_right():
         assert fit.loo().n_data_points == 24
     with pytest.warns(UserWarning, match=r"log_density\(\) scores each row.*\['d'\]"):
         fit.log_density(VISITS[:3], v=VALUES[:3], d=DEATHS, subject=SUBJECT[:3])
+
+
+def of_single_values(X, g, y=None, names=("u",), prior=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    u = [numpyro.sample(k, prior) for k in names]
+    size = numpyro.sample("size", dist.HalfNormal(1.0))  # multiplies the function: no effect
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(size * f + jnp.stack(u)[g], 0.5), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("prior", "names"),
+    [
+        (dist.StudentT(4.0, 0.0, 1.0), ("u",)),
+        pytest.param(dist.StudentT(4.0, 0.0, 1.0), ("u", "v"), marks=pytest.mark.slow),
+        pytest.param(dist.Uniform(-3.0, 3.0), ("u",), marks=pytest.mark.slow),
+        pytest.param(dist.HalfNormal(2.0), ("u", "v", "w"), marks=pytest.mark.slow),
+    ],
+)
+def test_single_values_that_a_normal_prior_would_integrate_are_told(prior, names):
+    """They were maximised in silence, in a plate of one and in a loop of four."""
+    X = np.linspace(0.0, 3.0, 12)
+    said = (
+        ", ".join(f"'{k}'" for k in names) + f" with .*the prior of '{names[0]}'.* is not Gaussian"
+    )
+    with pytest.warns(UserWarning, match=f"maximises {said}.*1.7 nats too high"):
+        g = np.arange(12) % len(names)
+        fit = pg.fit(of_single_values, pg.Laplace(), 0, X, g, y=np.sin(X), names=names, prior=prior)
+    assert {*names, "size"} <= set(fit.hyper)

@@ -158,6 +158,13 @@ def times(X, e, y=None, kind="scale", has_function=True):
     with numpyro.plate("data", X.shape[0]):
         if kind == "probs":
             numpyro.sample("y", dist.BernoulliProbs(e * jax.nn.sigmoid(f)), obs=y)
+        elif kind == "total_count":
+            numpyro.sample("y", dist.Binomial((9 * e).astype(int), logits=f), obs=y)
+        elif kind == "inner scale":  # of a distribution in another one
+            numpyro.sample("y", dist.TruncatedNormal(f, e, low=-9.0, high=9.0), obs=y)
+        elif kind == "prior scale":  # of an effect that is integrated
+            h = numpyro.sample("h", dist.Normal(0.0, e))
+            numpyro.sample("y", dist.Poisson(jnp.exp(f + h)), obs=y)
         else:
             numpyro.sample("y", dist.Normal(f + b, 0.5 * e), obs=y)
 
@@ -166,10 +173,19 @@ REFUSING = [
     (pg.Laplace(), "scale", True),
     (pg.Laplace(), "probs", True),
     (pg.MeanField(), "scale", False),  # integrated exactly
+    (pg.Laplace(), "inner scale", True),
+    (pg.Laplace(), "prior scale", True),
+    pytest.param(pg.Laplace(), "total_count", True, marks=pytest.mark.slow),
+    pytest.param(pg.SVGP(num_inducing=4, max_steps=3), "prior scale", True, marks=pytest.mark.slow),
+    pytest.param(
+        pg.SVGP(num_inducing=4, max_steps=3), "inner scale", True, marks=pytest.mark.slow
+    ),
+    pytest.param(pg.EP(), "prior scale", True, marks=pytest.mark.slow),
     pytest.param(pg.SVGP(num_inducing=4, max_steps=3), "scale", True, marks=pytest.mark.slow),
     pytest.param(pg.NUTS(num_warmup=3, num_samples=3), "probs", True, marks=pytest.mark.slow),
 ]
-REFUSED = {"scale": [1.0, -1.0, 1.0], "probs": [0.5, 2.5, 0.5]}  # the second row
+REFUSED = {"probs": [0.5, 2.5, 0.5]}  # the second row; of the others:
+NEGATIVE = [1.0, -1.0, 1.0]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -178,14 +194,16 @@ def test_a_parameter_that_numpyro_refuses_in_a_new_row(method, kind, has_functio
     """As in a fit: a variance is the scale's square, and p > 1 has a mean; neither is an answer."""
     args, rest = (X, np.full(N, 0.9)), {"kind": kind, "has_function": has_function}
     fit = pg.fit(times, method, 0, *args, y=(COUNTS > 2).astype(int), **rest, throw=False)
-    bad, good = np.array(REFUSED[kind]), np.full(3, 0.9)
+    bad, good = np.array(REFUSED.get(kind, NEGATIVE)), np.full(3, 0.9)
+    name = kind.split()[-1]
     for verb in (
         lambda e: fit.predict(NEW, e).mean,
         lambda e: fit.log_density(NEW, (SEEN > 2).astype(int), e),
         lambda e: fit.sample(0, NEW, 2, e).y,
+        lambda e: fit.predict(NEW, e).interval(0.9),
     ):
         assert np.all(np.isfinite(verb(good)))
-        with pytest.raises(pg.DataError, match=rf"invalid {kind} parameter.*\(times, line \d+\)"):
+        with pytest.raises(pg.DataError, match=rf"invalid {name} parameter.*\(times, line \d+\)"):
             verb(bad)
 
 

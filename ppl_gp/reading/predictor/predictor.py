@@ -26,16 +26,26 @@ from ppl_gp.reading.tracing import run
 
 
 class innovate(Messenger):
-    """Gives every site of `values` its mean plus the innovation there."""
+    """Gives every site of `values` its mean plus the innovation there, those of a scan included:
+    NumPyro takes entry t of what is given for step t. `given`: the sites that have theirs.
+    """
 
     def __init__(self, fn, values: Mapping[str, Any]):
-        self.values = values
+        self.values, self.given = values, set()
         super().__init__(fn)
 
     def process_message(self, msg):
-        if msg["type"] == "sample" and msg["name"] in self.values and msg["value"] is None:
-            mean = jnp.broadcast_to(mean_of(msg["fn"]), msg["fn"].shape())
-            msg["value"] = mean + self.values[msg["name"]]
+        if msg["type"] == "control_flow":
+            msg["kwargs"]["substitute_stack"].append(("substitute", self._value))
+        elif msg["type"] == "sample" and msg["value"] is None:
+            msg["value"] = self._value(msg)
+
+    def _value(self, site):
+        if site["name"] not in self.values:
+            return None
+        self.given.add(site["name"])
+        mean = jnp.broadcast_to(mean_of(site["fn"]), site["fn"].shape())
+        return mean + self.values[site["name"]]
 
 
 class Rest(NamedTuple):
@@ -109,7 +119,14 @@ class Innovated(NamedTuple):
 
     def trace(self, e: dict, rest: Rest) -> dict:
         """The model's trace at innovations."""
-        return run(innovate(self.model, e), *self.skeleton.arguments(rest.arrays), rest.hyper)
+        moved = innovate(self.model, e)
+        trace = run(moved, *self.skeleton.arguments(rest.arrays), rest.hyper)
+        if others := [k for k in e if k not in moved.given]:
+            raise ModelError(
+                f"site(s) {others} get their value from a handler inside of the model. Leave them "
+                f"out of integrate=(...). {LISTED}"
+            )
+        return trace
 
     def innovations(self, rest: Rest) -> dict:
         """{site: `ShapeDtypeStruct` of its value}."""

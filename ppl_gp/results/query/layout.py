@@ -127,7 +127,8 @@ def _run(model, args, kwargs, hyper):
     try:
         return run(model, args, kwargs, hyper)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, (PplGpError, *VALUE_WANTED)):
+        refused = "distribution got invalid" in str(error)  # by NumPyro: a parameter's value
+        if refused or isinstance(error, (PplGpError, *VALUE_WANTED)):
             raise
         drawn = {}
         with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):

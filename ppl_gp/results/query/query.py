@@ -25,6 +25,7 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
+from ppl_gp.reading.predictor.predictor import Rest
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.tracing import annotated, is_valid, reading_of, run, set_gps
 from ppl_gp.results.query.layout import Layout, ObservedSite, layout
@@ -116,7 +117,15 @@ class Query(eqx.Module):
 
     def valid(self) -> Array:
         """Whether NumPyro takes all parameters at each draw, GPs at their prior means, (S,)."""
-        return lax.map(lambda draw: is_valid(self.trace(draw, {})), self.draws)
+        return lax.map(lambda draw: is_valid(self._at_means(draw)), self.draws)
+
+    def _at_means(self, draw: Draws) -> dict:
+        """`trace` with the sites that are integrated, at their prior means."""
+        if not isinstance(self.model, Collapsed):
+            return self.trace(draw, {})
+        _, arrays = self.model.completed(self.new_args, self.new_kwargs)
+        moved, rest = self.model.moved, Rest(arrays, draw.hyper)
+        return moved.trace(moved.zero(rest), rest)
 
     def require_valid(self, valid=None) -> None:
         """Raise NumPyro's `ValueError` where it takes none, and warn where it takes some."""
@@ -124,7 +133,7 @@ class Query(eqx.Module):
         if isinstance(valid, Tracer) or np.all(valid := np.asarray(valid)):
             return
         if not np.any(valid):
-            self.trace(self.draws.at(0), {})
+            self._at_means(self.draws.at(0))
         warn(
             f"NumPyro refuses parameters of the model at the new inputs at {np.mean(~valid):.0%} "
             "of the draws, and what is computed from these is not a distribution. Look at what a "
