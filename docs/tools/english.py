@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LONGEST, MEAN, PARAGRAPH = 40, 22, 110  # words of a sentence, of a page's mean sentence, of a paragraph
+LONGEST, MEAN, PARAGRAPH = (
+    40,
+    22,
+    110,
+)  # words of a sentence, of a page's mean sentence, of a paragraph
 # What the pages say in other words: by whom it is done, when, for what
 WORDS = re.compile(
     r"\b(one a datum|an? (entry|effect|level|function) a (row|datum|group)|(?<![Tt]here )(is|are) no (?!longer)[a-z]+"
@@ -21,7 +25,12 @@ NOT_READ = {"benchmarks.md"}
 def pages() -> list[Path]:
     """Everything that the site shows as text of its own, but for the reference."""
     docs = ROOT / "docs"
-    found = [*docs.glob("*.md"), *docs.glob("*.py"), *docs.glob("tutorial/*.py"), *docs.glob("recipes/*.py")]
+    found = [
+        *docs.glob("*.md"),
+        *docs.glob("*.py"),
+        *docs.glob("tutorial/*.py"),
+        *docs.glob("recipes/*.py"),
+    ]
     return sorted(path for path in found if path.name not in NOT_READ) + [ROOT / "README.md"]
 
 

@@ -159,7 +159,7 @@ print("posterior:", dict(tree["posterior"].sizes))
 
 # %% [markdown]
 # You can store the tree with `tree.to_netcdf`, if a netCDF library is installed. See
-# [ArviZ](../with-arviz.py) for plots and checks.
+# [ArviZ](../arviz.py) for plots and checks.
 
 # %% [markdown]
 # ## Save and load
@@ -194,18 +194,19 @@ from importlib.metadata import version
 
 row = fit.summary()
 loo = fit.loo()
-print(
-    f"We modelled {len(table)} hourly mean waiting times of {len(busy)} clinics as normal, with a\n"
-    "mean that is the sum of a level, a Gaussian process of the hour (squared exponential kernel)\n"
-    "and one effect per clinic. Priors: level N(25, 10), length scale LogNormal(log 2, 0.5), and\n"
-    "half-normal with scale 10 for the sd of the process, of the effects and of the noise.\n"
-    "Function and effects were integrated exactly, and the hyperparameters over a weighted grid\n"
-    f"(ppl_gp {version('ppl_gp')}, NumPyro {version('numpyro')}, JAX {version('jax')}).\n"
-    f"The noise was {row.loc['noise', 'mean']:.1f} minutes "
-    f"(sd {row.loc['noise', 'sd']:.1f}), the length scale "
-    f"{row.loc['lengthscale', 'mean']:.1f} hours (sd {row.loc['lengthscale', 'sd']:.1f}).\n"
-    f"The leave-one-out log density was {loo.elpd:.0f} (standard error {loo.se:.0f})."
-)
+versions = ", ".join(f"{k} {version(k)}" for k in ("ppl_gp", "numpyro", "jax"))
+noise, lengthscale = row.loc["noise"], row.loc["lengthscale"]
+print(f"""
+We modelled {len(table)} hourly mean waiting times of {len(busy)} clinics as normal. Their
+mean is the sum of a level, a Gaussian process of the hour (squared exponential
+kernel) and one effect per clinic. Priors: level N(25, 10), length scale
+LogNormal(log 2, 0.5), half-normal with scale 10 for the standard deviations of
+the process, the effects and the noise. Level, function and effects were
+integrated exactly, and the hyperparameters over a weighted grid ({versions}).
+The noise was {noise["mean"]:.1f} minutes (sd {noise["sd"]:.1f}), the length scale \
+{lengthscale["mean"]:.1f} hours (sd {lengthscale["sd"]:.1f}).
+The leave-one-out log density was {loo.elpd:.0f} (standard error {loo.se:.0f}).
+""")
 
 # %% [markdown]
 # ## What you learnt

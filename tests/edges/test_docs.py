@@ -1,5 +1,6 @@
-"""The site's pages run and print what they show, recipes with a picture and an assertion; every public
-name has its place in the reference, every error and every result a heading, every link a target.
+"""The site's pages run and print what they show, recipes with a picture and an assertion; every
+public name has its place in the reference, every error and every result a heading, every link a
+target.
 """
 
 import inspect
@@ -20,7 +21,10 @@ import ppl_gp as pg
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
 # Pages that are scripts: their outputs and pictures are made when the site is
-SCRIPTS = [*sorted((ROOT / "docs").glob("*.py")), *sorted((ROOT / "docs" / "tutorial").glob("*.py"))]
+SCRIPTS = [
+    *sorted((ROOT / "docs").glob("*.py")),
+    *sorted((ROOT / "docs" / "tutorial").glob("*.py")),
+]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Pages whose blocks run in their order; others show pieces, other libraries or a shell
 SHOWN = [
@@ -128,10 +132,20 @@ def test_what_the_reference_names_is_there():
         assert inspect.getdoc(pkgutil.resolve_name(name)), name
 
 
+def prose(page):
+    """The Markdown of a page, without its code."""
+    text = page.read_text()
+    if page.suffix == ".py":
+        cells = re.findall(r"^# %% \[markdown\]\n((?:#.*\n?)+)", text, re.MULTILINE)
+        return re.sub(r"^# ?", "", "\n".join(cells), flags=re.MULTILINE)
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
 def anchors(page):
-    """Of a page's headings, as the forge and the site make them."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    """Of a page's headings, as the forge, the site and the converter of scripts make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    if page.suffix == ".py":
+        return {heading.strip().replace(" ", "-") for heading in headings}
     shown = [re.sub(r"\[(.+?)\]\(.*?\)", r"\1", heading).lower() for heading in headings]
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in shown}
 
@@ -147,7 +161,7 @@ def reaches(place, start=ROOT):
 
 @pytest.mark.parametrize("page", PAGES + RECIPES + SCRIPTS, ids=lambda page: page.stem)
 def test_links_have_targets(page):
-    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     for link in (link for link in links if not link.startswith(("http", "#"))):
         assert reaches(link, page.parent), link
     assert {link[1:] for link in links if link.startswith("#")} <= anchors(page)
