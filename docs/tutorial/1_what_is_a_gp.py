@@ -90,7 +90,7 @@ plt.show()
 
 # %% [markdown]
 # Each line is one draw of a whole function. In the first three panels the variance is the same, so
-# the lines cover about the same height, two standard deviations or 12 minutes to each side. With a
+# the lines cover about the same height: mostly within 12 minutes, two standard deviations. With a
 # length scale of half an hour the function turns many times a day. With eight hours it is almost a
 # parabola. The last panel has the length scale of the second and a ninth of its variance. Its lines
 # have the same shape and a third of the height.

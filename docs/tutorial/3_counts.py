@@ -175,10 +175,11 @@ pg.plot_components(
 plt.show()
 
 # %% [markdown]
-# Each panel shows one term of the predictor as a factor of the rate. The first has the two peaks of
-# the day. The second has the clinics: D is the busiest and E the quietest, as in the truth. Their
-# bars are wide, because they contain the uncertainty of the common level. The third is the ratio of
-# Mondays, which is exactly 1 on other days.
+# Each panel shows one term of the predictor as a factor of the rate. The first has the busy morning
+# and the smaller peak of the afternoon. The second has the clinics: D is the busiest and E the
+# quietest, as in the truth. Their bars are wide, because they contain the uncertainty of the common
+# level. The third is the ratio of Mondays: read its right-hand edge, since the column is 1 on
+# Mondays and 0 on all other days.
 
 # %% [markdown]
 # ## Predict counts

@@ -148,7 +148,7 @@ plt.show()
 
 # %% [markdown]
 # In the first and the third panel the data lie inside the bars. In the second the bars of all
-# clinics are at about the same height, and the data of several clinics are far outside. The model
+# clinics are at about the same height, and the data of clinics D and E are outside. The model
 # without clinics cannot produce such differences. The Poisson model passes this check: a check can
 # only find errors that its feature depends on.
 
@@ -189,12 +189,13 @@ plt.show()
 # gave to it. Larger is better, and it rewards intervals that are both honest and narrow. The full
 # model is best. The model without clinics is calibrated too: it predicts wide intervals, which are
 # honest but less useful. So calibration alone does not prove a model. In the picture, a line on the
-# diagonal is calibrated, and a line below it has intervals that are too narrow.
+# diagonal is calibrated. A line below it, as that of the Poisson model at high levels, has
+# intervals that are too narrow.
 
 # %% [markdown]
 # ## Leave one out, and k-hat
 #
-# Often there are no data to spare. Leave-one-out cross-validation scores each training row by a
+# Often you cannot spare any data. Leave-one-out cross-validation scores each training row by a
 # prediction that did not use it. `fit.loo()` returns the sum of these log densities, `elpd`, with
 # its standard error.
 
@@ -209,10 +210,9 @@ for name, loo in scores.items():
 # behind it, in either order. The effective number of parameters `p` is near a hundred for the
 # Poisson model, nearly one per row. Such a model memorises its data.
 #
-# *k-hat* is a diagnostic of weights. It asks whether the posterior changes so much when a row is
-# left out that the fit is a poor guide to it. Below 0.7 all is well. For the Poisson model it is
-# large in many rows, which is the same message again: each row determines its own value of the
-# function.
+# *k-hat* compares the fit with the posterior that leaves out the row, by the weights between the
+# two. Below 0.7 they are close. For the Poisson model it is large in many rows, which is the same
+# message again: each row determines its own value of the function.
 
 # %%
 difference = np.asarray(scores["full"].elpd_i - scores["no clinics"].elpd_i)
@@ -226,23 +226,27 @@ print(f"full minus no clinics: {difference.sum():.0f} nats, standard error {erro
 # %% [markdown]
 # ## Warnings read aloud
 #
-# ppl_gp warns before a fit, during it, and by errors. Suppose that someone recorded the hours in
-# minutes since midnight, but kept a prior of a few hours. `pg.check` compares the two.
+# ppl_gp warns before a fit, during it, and by errors. Suppose that someone thinks in minutes and
+# writes a prior about 120, while the column is in hours. `pg.check` compares the two.
 
 # %%
 def wrong_units(X, y=None):
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(jnp.log(2.0), 0.5))
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(jnp.log(120.0), 0.5))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(25.0, lengthscale), X))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(25.0 + f, 5.0), obs=y)
 
 
-checklist = pg.check(wrong_units, 60.0 * table["hour"], y=table["minutes"])
+checklist = pg.check(wrong_units, table["hour"], y=table["minutes"])
 for item in checklist.items:
     if item.name == "length scales":
         print("ok" if item.ok else "NO", item.message)
 
 # %% [markdown]
+# The message gives the range of the prior and the distances of the rows, both in the unit of the
+# column. The prior lies far above the largest distance, so the function would be nearly a straight
+# line. Fix the unit, or take `pg.priors.lengthscale`.
+#
 # The next fit uses clinics B and F alone, whose true effects are almost equal. Two clinics say very
 # little about how much clinics differ.
 

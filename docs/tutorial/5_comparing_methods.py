@@ -201,7 +201,8 @@ for name in ("Laplace", "Grid"):
     plt.plot(hours["hour"], np.exp(np.asarray(found.f_mean)), label=name)
 truth = np.exp(1.3 + 0.5 * curve(hours["hour"]) + 0.4 * busy["C"])
 plt.plot(hours["hour"], truth, "k--", label="truth")
-plt.gca().set(xlabel="hour", ylabel="patients per doctor", title="Clinic C, not a Monday")
+plt.title("Clinic C, not a Monday")
+plt.gca().set(xlabel="hour", ylabel="patients per doctor")
 plt.legend()
 plt.show()
 
