@@ -165,12 +165,7 @@ _PICTURES = {
 if TYPE_CHECKING:
     from ppl_gp import sklearn as sklearn
     from ppl_gp.report.components import plot_components, plot_effects
-    from ppl_gp.report.pictures import (
-        plot_calibration,
-        plot_evidence,
-        plot_forest,
-        plot_surface,
-    )
+    from ppl_gp.report.pictures import plot_calibration, plot_evidence, plot_forest, plot_surface
     from ppl_gp.report.slices import plot_predictions
 else:
 

@@ -118,8 +118,7 @@ def _command(command):
             jax.config.update("jax_enable_x64", True)
             os.environ["MPLBACKEND"] = "Agg"  # files only: no window, no display needed
             _keep_compiled()
-            # Threads cost more than they give on matrices of a few hundred rows: 20 times, where
-            # cores are shared.
+            # Threads cost more than they give at a few hundred rows: 20 times on shared cores.
             threadpool_limits(1, user_api="blas")
             code = command(*args, **kwargs)
         except (PplGpError, OSError) as error:

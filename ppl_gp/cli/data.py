@@ -42,9 +42,8 @@ class Preparation:
         with np.errstate(over="ignore", invalid="ignore"):
             X = (given - self.shift) / self.scale
         for i, j in np.argwhere(~np.isfinite(X)):
-            raise columns.refusal(
-                self.inputs[j], i, "that is beyond float64 when scaled as in training."
-            )
+            told = "that is beyond float64 when scaled as in training."
+            raise columns.refusal(self.inputs[j], i, told)
         return X
 
     def of(self, name: str) -> list[str] | None:
@@ -155,9 +154,8 @@ def _levels(columns: Columns, name: str) -> list[str] | None:
         return None
     found = sorted(set(cells := columns.cells(name)))
     if len(found) == len(cells) > 1:
-        raise columns.refusal(
-            name, 0, "no word of the column occurs twice: drop it, or give numbers."
-        )
+        told = "no word of the column occurs twice: drop it, or give numbers."
+        raise columns.refusal(name, 0, told)
     return found
 
 
@@ -179,10 +177,8 @@ def _standard(columns, found: Preparation, X):
 
 def _labels(columns: Columns, found: Preparation, outcomes) -> list[str] | None:
     words = _words(columns, found.target)
-    labels = sorted(
-        {_canonical(c) for c in columns.cells(found.target)},
-        key=lambda v: (is_number(v) and float(v), v),
-    )
+    cells = {_canonical(c) for c in columns.cells(found.target)}
+    labels = sorted(cells, key=lambda v: (is_number(v) and float(v), v))
     if not words:
         two = len(labels) == 2 and labels != ["0", "1"]
         return labels if two and outcomes(found.X(columns), found.y(columns)) == 2 else None

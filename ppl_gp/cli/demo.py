@@ -32,9 +32,7 @@ METHODS = ("laplace", "ep", "vi", "nuts")
 MAX_TREE_DEPTH, TARGET_ACCEPT_PROB = 5, 0.7
 PICTURE_METHODS = ("ep", "nuts")  # the best of the quick ones, and the truth
 PICTURE_ROWS, NUM_COMPONENTS = 60, 2
-# nats of log evidence that length scales of their own have to gain: less is a tie, and one is
-# simpler
-GAIN = 1.0
+GAIN = 1.0  # nats of log evidence that length scales of their own have to gain: less is a tie
 MIN_TEST = 20
 
 
@@ -116,10 +114,8 @@ def _compare(model, data: DataSet, files: Files, names, effort: Effort, num_trai
     """Fit all columns; score and draw on all rows that are not for training."""
     X = standardised(data.X, num_train)
     problem = _split(model, X, data, num_train)
-    print(
-        f"\n{data.title}: {num_train} training rows, {len(problem.y_test)} test rows, "
-        f"{X.shape[1]} columns"
-    )
+    rows = f"{num_train} training rows, {len(problem.y_test)} test rows"
+    print(f"\n{data.title}: {rows}, {X.shape[1]} columns")
     problem.kwargs |= _lengthscales(problem, effort, seed)
     recorder = Recorder(problem, files)
     effort = effort._replace(max_tree_depth=MAX_TREE_DEPTH, target_accept_prob=TARGET_ACCEPT_PROB)
@@ -151,10 +147,8 @@ def _lengthscales(problem: Problem, effort: Effort, seed: int) -> dict[str, bool
     """
     if "ard" not in inspect.signature(problem.model).parameters:
         return {}
-    found = [
-        fit_one(replace(problem, kwargs={"ard": ard}), "laplace", effort, seed).log_evidence
-        for ard in (True, False)
-    ]
+    both = (replace(problem, kwargs={"ard": ard}) for ard in (True, False))
+    found = [fit_one(p, "laplace", effort, seed).log_evidence for p in both]
     each, one = (-np.inf if x is None else x for x in found)
     ard = each > one + GAIN
     print(
@@ -168,10 +162,8 @@ def _picture(model, data: DataSet, files: Files, effort: Effort, num_train, seed
     """surface.png: p(y = 1) over two principal components, of the first few training rows."""
     X = principal_components(standardised(data.X, num_train), NUM_COMPONENTS, num_train)
     problem = _split(model, X, data, min(PICTURE_ROWS, num_train))
-    say(
-        f"\n{data.title}: {len(problem.y)} rows and {NUM_COMPONENTS} principal components for the "
-        "picture"
-    )
+    size = f"{len(problem.y)} rows and {NUM_COMPONENTS} principal components"
+    say(f"\n{data.title}: {size} for the picture")
     outcome = fit_methods(problem, PICTURE_METHODS, effort, seed, lambda name, fitted: None)
     if outcome.fits and not outcome.interrupted:
         axes = [f"principal component {i + 1} (sd)" for i in range(NUM_COMPONENTS)]

@@ -16,11 +16,7 @@ from ppl_gp.results.predict.prediction import is_classification
 
 
 def write_pictures(
-    recorder: Recorder,
-    problem: Problem,
-    inputs: Sequence[str],
-    labels: Sequence[str] | None = None,
-    title: str = "",
+    recorder: Recorder, problem: Problem, inputs: Sequence[str], labels=None, title: str = ""
 ) -> None:
     """evidence, forest, calibration; band (one input) or surface (two, binary observations)."""
     for name, figure in _figures(recorder, problem, inputs, labels):
@@ -57,11 +53,7 @@ def _holds_words(problem: Problem) -> bool:
 
 
 def write_picture(
-    path: Path,
-    fits: Mapping[str, Fit],
-    problem: Problem,
-    preparation: Preparation,
-    along: str | None = None,
+    path: Path, fits: Mapping[str, Fit], problem: Problem, preparation: Preparation, along=None
 ) -> None:
     """The fits over one or two inputs, or a slice along one, in the file's units; a panel each."""
     X, y, kwargs, one = problem.X, problem.y, problem.kwargs, problem.X.shape[1] == 1
@@ -110,8 +102,5 @@ def _figures(recorder: Recorder, problem: Problem, inputs, labels):
     prediction = next(iter(fits.values())).predict(X_test, **kwargs)
     binary = is_classification(prediction) and prediction.probs.ndim == 1
     if problem.X.shape[1] == 2 and binary and not words:
-        both = labels or ("y = 0", "y = 1")
-        yield (
-            "surface.png",
-            plots.plot_surface(fits, problem.X, problem.y, labels=inputs, classes=both, **kwargs),
-        )
+        how = {"labels": inputs, "classes": labels or ("y = 0", "y = 1"), **kwargs}
+        yield "surface.png", plots.plot_surface(fits, problem.X, problem.y, **how)

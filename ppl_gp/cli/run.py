@@ -39,8 +39,7 @@ class Effort(NamedTuple):
     num_warmup: int = 500
     num_samples: int = 500
     num_chains: int = 2
-    # local methods: NUTS over the hyperparameters instead of their maximum
-    sample_hyper: bool = False
+    sample_hyper: bool = False  # local methods: NUTS over hyperparameters, not their maximum
     max_tree_depth: int = 10  # of nuts and sparse-nuts: at most 2^depth - 1 leapfrog steps a draw
     target_accept_prob: float = 0.8
 
@@ -79,9 +78,8 @@ def say(text: str) -> None:
 
 def wrapped(text: str) -> str:
     """A sentence in lines of at most `WIDTH` columns; those that follow are set in."""
-    return textwrap.fill(
-        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    how: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", **how)
 
 
 @dataclasses.dataclass
@@ -114,11 +112,7 @@ class Outcome:
 
 
 def fit_methods(
-    problem: Problem,
-    names: Iterable[str],
-    effort: Effort,
-    seed: int,
-    each: Callable[[str, Fit], None],
+    problem: Problem, names: Iterable[str], effort: Effort, seed: int, each: Callable
 ) -> Outcome:
     """Fit every method in turn and call each(name, fit) as soon as one ends. A typed error is
     reported and the next method tried; Ctrl-C ends the run, and what was finished is kept.

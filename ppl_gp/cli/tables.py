@@ -21,12 +21,8 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 # What spreadsheets put into numbers: signs of thousands, of per cent, of money, and a long minus.
 _DECORATION = re.compile(r"[\s,'’_%$€£¥−]")
 # The cells that pandas.read_csv takes for missing values.
-_MISSING = set(
-    "|#N/A|#N/A "
-    "N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split(
-        "|"
-    )
-)
+_MISSING = "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None"
+_MISSING = {*_MISSING.split("|"), "n/a", "nan", "null"}
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 # How pandas names, when it reads a CSV file or writes a Parquet file, an index without a name.
 _PANDAS_INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__")
@@ -178,9 +174,7 @@ def read_parquet(path: Path) -> Columns:
         raise DataError(
             f"{path} cannot be read as Parquet: {type(error).__name__}: {error}"
         ) from error
-    cells = [
-        [_cell(path, name, i, x) for i, x in enumerate(column)] for name, column in columns.items()
-    ]
+    cells = [[_cell(path, k, i, x) for i, x in enumerate(xs)] for k, xs in columns.items()]
     rows = [list(row) for row in zip(*cells, strict=True)]
     if not rows:
         raise DataError(f"{path} has no rows.")

@@ -129,11 +129,9 @@ def opened(path: str, value: Any, columns: tuple[str, ...] | None = None) -> Tab
         return None
     if remedy := _REMEDIES.get(type(value).__name__):
         raise DataError(f"{path} is a {library} {type(value).__name__}; {remedy}.")
-    return (
-        open_labelled(path, value)
-        if library == "xarray"
-        else _open_frame(path, value, library, columns)
-    )
+    if library == "xarray":
+        return open_labelled(path, value)
+    return _open_frame(path, value, library, columns)
 
 
 def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:

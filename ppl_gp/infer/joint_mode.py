@@ -141,10 +141,10 @@ def _space(problem: LocalProblem) -> Space:
     """Of all latents, after all that can be refused is refused."""
     method, model, trace = problem.method, problem.model, problem.trace
     if not isinstance(method.hyper, MAP | Fixed):
+        held = f": {model.reading.held}" if model.reading.held else "."
         raise DataError(
-            f"Laplace(hyper={method.hyper!r}): the model has no GP and no linear predictor, so "
-            "that all latents are taken together; give MAP(restarts=..., init=...), which says "
-            "how the mode is looked for, or Fixed({...}), which holds sites."
+            f"Laplace(hyper={method.hyper!r}): the model has no GP, and no linear predictor was "
+            "found, so that all latents are taken together, by hyper=MAP() or Fixed({...})" + held
         )
     if not (*problem.found.hyper, *problem.found.local_latents):
         require_gp(problem.found, trace)

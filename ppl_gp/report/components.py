@@ -7,7 +7,7 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.report.panels import Column, draw_band, draw_bars, grid, variable
-from ppl_gp.report.slices import inputs_in_columns, place, slice_through
+from ppl_gp.report.slices import inputs_in_columns, place, slice_through, with_arguments
 from ppl_gp.results.fit import Fit
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ def plot_components(
 
     **Arguments:** `X_new`, `args`, `kwargs` as for `fit.components`. `along`: {term: (M,) values of
     the variable that it is drawn along}, `"total"` and `"offset"` included if they are wanted; only
-    these terms are drawn, in this order. A column's name in place of the values, {"f": "age"}, is a
-    slice through the rows of X_new: that column varies (`num` values, or its labels), the others
-    are held at `at`, {column: value or label}, by default at their medians and most frequent labels
-    (`plot_predictions`), which the panel's title tells. `labels`: {term: what to call its
-    variable}, by default the name of a frame's column. `response`: the inverse of the link, applied
-    to the mean and to the band's edges (`jnp.exp` of a log rate: what a term multiplies the rate
-    by); `None` draws on the link's scale.
+    these terms are drawn, in this order. A column instead of the values, by its name or place, as
+    in {"f": "age"} or {"f": 0}, draws a slice through the rows of X_new: that column varies, and
+    the other columns and per-row arguments are fixed as in `plot_predictions`, which explains `at`
+    and `num` too. The panel's title says where. `labels`: {term: what to call its variable}, by
+    default the name of a frame's column. `response`: the inverse of the link, applied to the mean
+    and to the band's edges (`jnp.exp` of a log rate: what a term multiplies the rate by); `None`
+    draws on the link's scale.
 
     A variable with fewer than ten different values (groups, levels) gets points with bars. Raises
     `DataError` for a term that the predictor does not have, for columns and labels that are not
@@ -65,16 +65,19 @@ def plot_components(
 
 def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
     """{term: (its distribution, the variable that it is drawn along, what is held, in words)}."""
-    whole = [k for k, v in along.items() if not isinstance(v, str)]
+    whole = [k for k, v in along.items() if np.ndim(v)]
     there = fit.components(X_new, *args, **kwargs) if whole else {}
     found = {}
     for term, values in along.items():
-        if isinstance(values, str):
+        if not np.ndim(values):
             columns = inputs_in_columns(fit, X_new)
             j = place(columns, "along", values)
             held = {k: v for k, v in at.items() if place(columns, "at", k) != j}
-            cut = slice_through(columns, values, held, num)
-            terms, along_it = fit.components(cut.X, *args, **kwargs), cut.along
+            call = f"plot_components(fit, X, along={{{term!r}: {values!r}}}, "
+            cut = slice_through(columns, j, held, num)
+            cut, others, named = with_arguments(cut, call, fit, X_new, args, kwargs)
+            along_it = cut.along._replace(labels=columns[j].labels)
+            terms = fit.components(cut.X, *others, **named)
             told = cut.title(cut.held, 36)
         else:
             along_it = variable(f"plot_components(along={{{term!r}: ...}})", values)
@@ -119,7 +122,9 @@ def plot_effects(fit: Fit, sites: Sequence[str] | None = None) -> "Figure":
     """
     table = fit.summary()
     table = table[table["kind"] != "point"] if len(table) else table
-    entries = {k: [r for r in table.index if str(r).partition("[")[0] == k] for k in _names(table)}
+    entries: dict[str, list] = {}
+    for row in table.index:
+        entries.setdefault(str(row).partition("[")[0], []).append(row)
     shown = list(entries) if sites is None else list(sites)
     if missing := [k for k in shown if k not in entries] or not shown:
         raise DataError(
@@ -138,7 +143,3 @@ def plot_effects(fit: Fit, sites: Sequence[str] | None = None) -> "Figure":
         ax.set(title=site, ylim=(len(part) - 0.5, -0.5))
     figure.suptitle("Mean and central 90 % interval")
     return figure
-
-
-def _names(table) -> list[str]:
-    return list(dict.fromkeys(str(row).partition("[")[0] for row in table.index))

@@ -50,15 +50,18 @@ def as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
 
 
 def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
-    """(mean (M,), the central 95 % interval (2, M)) of y or f; for y of classes, whose integers
-    have no mean, (probabilities (M, C), `None`), of two the second alone, (M, 1). Raises
-    `DataError` if the fit called `name` predicts anything else but one number per row.
+    """(mean (M,), the central 95 % interval (2, M), "mean") of y or f; the median of a y whose mean
+    NumPyro does not have; for y of classes, whose integers have no mean, (probabilities (M, C),
+    `None`, ""), of two the second alone, (M, 1). Raises `DataError` if the fit called `name`
+    predicts anything else but one number per row.
     """
     known = not (observed or fit.sampled)  # one Gaussian, whose quantiles need no search
     p = fit.predict(X_new, quantiles=None if known else (0.025, 0.975), **kwargs)
     if observed and is_classification(p) and np.ndim(p.probs) <= 2:
-        return np.reshape(p.probs, (len(X_new), -1)), None
-    mean = p.mean if observed else p.f_mean
+        return np.reshape(p.probs, (len(X_new), -1)), None, ""
+    mean: Any = p.mean if observed else p.f_mean
+    called = "median" if mean is None and p.quantiles is not None else "mean"
+    mean = mean if called == "mean" else fit.predict(X_new, quantiles=(0.5,), **kwargs).quantiles[0]
     if np.shape(mean) != (len(X_new),):
         told = f"sites {list(mean)}" if isinstance(mean, dict) else f"shape {np.shape(mean)}"
         raise DataError(
@@ -67,21 +70,21 @@ def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
         )
     if known:
         half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
-        return np.asarray(mean), np.asarray(mean) + np.stack([-half, half])
-    return np.asarray(mean), np.asarray(p.quantiles if observed else p.f_quantiles)
+        return np.asarray(mean), np.asarray(mean) + np.stack([-half, half]), called
+    return np.asarray(mean), np.asarray(p.quantiles if observed else p.f_quantiles), called
 
 
 def draw_band(ax, x, mean, ends, color="black", dashes="-", label="mean"):
     """A line and its band. x (M,), mean (M,), ends (2, M)."""
     ax.plot(x, mean, dashes, color=color, label=label)
-    told = "95 % interval" if label == "mean" else None
+    told = "95 % interval" if label in ("mean", "median") else None
     ax.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0, label=told)
 
 
 def draw_bars(ax, x, mean, ends, color="black", marker="o", label="mean"):
     """A point and a bar at each of a few values, x (M,), mean (M,), ends (2, M)."""
     bars = np.abs(np.stack([mean - ends[0], ends[1] - mean]))
-    told = "mean, 95 % interval" if label == "mean" else label
+    told = f"{label}, 95 % interval" if label in ("mean", "median") else label
     ax.errorbar(x, mean, bars, fmt=marker, color=color, capsize=3, label=told)
 
 
@@ -148,13 +151,22 @@ class Column(NamedTuple):
     shift: float = 0.0
     scale: float = 1.0
 
+    @property
+    def called(self) -> tuple[str, ...] | None:
+        """What its points are called if it is drawn as points: its labels, or whole numbers that
+        differ by less than ten. A frame with floats turns truth values and small counts into these.
+        """
+        own = np.round(self.own(self.values), 9)
+        few = self.labels is None and np.ptp(own) < 10 and np.all(own == np.round(own))
+        return tuple(map(self.told, np.unique(self.values))) if few else self.labels
+
     def own(self, numbers):
         return numbers if self.labels else self.shift + self.scale * numbers
 
     def spread(self, num: int) -> np.ndarray:
         """Numbers from the smallest to the largest: all labels, or integers, where it has such."""
-        if self.labels is not None:
-            return np.arange(len(self.labels))
+        if self.called is not None:
+            return np.unique(self.values) if self.labels is None else np.arange(len(self.labels))
         between = np.linspace(self.values.min(), self.values.max(), num)
         whole = self.values.dtype.kind in "biu"
         return np.unique(between.round().astype(int)) if whole else between

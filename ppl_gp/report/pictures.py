@@ -83,13 +83,8 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
         told = f"{gap:+.2f}" if known[i] else "no truth"
         at = {"xytext": (9, -4), "textcoords": "offset points"}
         ax.annotate(told, (i, own[i]), fontsize=9, **at)
-    ax.set(
-        title="Log evidence at each method's own hyperparameters\n(figures: method minus truth, "
-        "where it was found)",
-        xlabel="method",
-        ylabel="log evidence (nats)",
-        xlim=(-0.5, len(rows) - 0.3),
-    )
+    title = "Log evidence at each method's own hyperparameters\n(figures: method minus truth)"
+    ax.set(title=title, xlabel="method", ylabel="log evidence (nats)", xlim=(-0.5, len(rows) - 0.3))
     ax.set_xticks(x, [row["method"] for row in rows])
     ax.ticklabel_format(axis="y", useOffset=False)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", fontsize="small")

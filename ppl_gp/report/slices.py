@@ -11,7 +11,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import arrays
 from ppl_gp.frames.opened import ArrayNames
-from ppl_gp.reading.arguments import argument_names
+from ppl_gp.reading.arguments import Leaves, argument_names, argument_of
 from ppl_gp.report import panels
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.query.by_names import by_names
@@ -98,8 +98,52 @@ def slice_through(
     for k, column in {j: values, **held}.items():
         X[:, k] = column
     told = {columns[k].name: columns[k].told(v) for k, v in held.items()}
-    variable = panels.Column(columns[j].own(values), columns[j].name, columns[j].labels)
+    variable = panels.Column(columns[j].own(values), columns[j].name, columns[j].called)
     return Slice(X, variable, told, frozenset(columns[k].name for k in given))
+
+
+_REMEDY = "Give a number for all rows of the picture, or one entry per row of X for their median"
+
+
+def with_arguments(cut: Slice, call: str, fit: Record, X, args: tuple, kwargs: dict):
+    """(the slice, args, kwargs): the model's other arguments at the rows of a slice. Those with one
+    entry per row of X are fixed at their middle, as columns are. Raises `DataError` for those that
+    are missing or have other rows; `call` begins the remedy.
+    """
+    X, args, kwargs = by_names(fit, X, args, kwargs)
+    leaves, held, new = Leaves(fit.model, (X, *args), kwargs), dict(cut.held), {}
+    _require_given(fit, leaves, call)
+    for path, axis in fit.model.reading.row_axes.items():
+        x = np.asarray(leaves.arrays.get(path, 0.0))
+        if argument_of(path) == leaves.inputs or x.ndim <= axis:
+            continue
+        if len(rows := np.moveaxis(x, axis, 0)) == len(X):
+            one, held[path] = _middle(path, rows, fit.names.get(path, ArrayNames()))
+            new[path] = np.moveaxis(np.repeat(one, len(cut.X), 0), 0, axis)
+        elif len(rows) != len(cut.X):
+            shapes = f"argument '{path}' has shape {x.shape}, and X has {len(X)} rows"
+            raise DataError(f"{shapes}. {_REMEDY}.")
+    (_, *args), kwargs = leaves.replaced(new)
+    return cut._replace(held=held), args, kwargs
+
+
+def _require_given(fit: Record, leaves: Leaves, call: str) -> None:
+    given = {"y", *map(argument_of, leaves.leaves)}
+    if missing := [p for p in fit.model.reading.needed if p == argument_of(p) and p not in given]:
+        raise DataError(
+            f"the picture needs '{missing[0]}', of which the model took one entry per row in "
+            f"training. {_REMEDY}: {call}{missing[0]}=1.0)."
+        )
+
+
+def _middle(path: str, rows: np.ndarray, names: ArrayNames) -> tuple[np.ndarray, str]:
+    """((1, ...) the middle of an argument's entries, rows (N, ...), and what it is, in words)."""
+    table = rows.reshape(len(rows), -1).T
+    columns = [panels.Column(x, path, names.level(j)) for j, x in enumerate(table)]
+    found = [c.middle() for c in columns]
+    told = ", ".join(c.told(x) for c, x in zip(columns, found, strict=True))
+    few = len(columns) <= _LISTED
+    return np.reshape(found, (1, *rows.shape[1:])), told if few else "its medians"
 
 
 _LINES = panels.COLOURS[2:]  # the first two are the classes' and the data's
@@ -121,7 +165,8 @@ def plot_predictions(
     observed: bool = True,
     **kwargs,
 ) -> "Figure":
-    """Predictions with the data: mean and central 95 % interval along one input.
+    """Predictions with the data: mean and central 95 % interval along one input, or the median of a
+    distribution whose mean NumPyro does not have. Cost: as `predict` at the M rows.
 
     Parameters
     ----------
@@ -131,7 +176,8 @@ def plot_predictions(
         The data to show, (N,) or (N, D) and (N,), as arrays, frames or columns.
     along : str or int
         The column that varies, by name or by place, if X has several: `num` values from its
-        smallest to its largest, its integers, or its labels, which get points with bars.
+        smallest to its largest, or its integers. Labels, and whole numbers that differ by less than
+        ten, such as truth values and counts, get points with bars.
     at : {column: value or label}
         Where the other columns are held. By default a column's median (of an even number the lower
         of the two in the middle, which is a value of the column), of labels the most frequent. One
@@ -150,7 +196,8 @@ def plot_predictions(
         classes, their probabilities, with the data as marks. False draws the function f, whose
         units differ from y's, so that the data are marks on the axis.
     **kwargs
-        The model's other arguments at the M rows that are predicted; a plain number is for all.
+        The model's other arguments. Give a number for all rows, or one entry per row: of `X_new`
+        if you give it, else of X. Entries of X's rows are fixed at their middle, as columns are.
 
     Returns
     -------
@@ -161,10 +208,6 @@ def plot_predictions(
     DataError
         For several columns without `along`, columns and labels that are not there, inputs that are
         no table, and a fit that predicts several functions or sites.
-
-    Notes
-    -----
-    Cost: as `predict` at M rows.
     """
     fits = panels.as_fits(fits)
     first = next(iter(fits.values()))
@@ -182,6 +225,10 @@ def plot_predictions(
         slices = _slices(columns, along, dict(at or {}), num)
         column = columns[place(columns, "along", along)]
         x = column.own(column.values)
+    if X_new is None:
+        call = f"fit.plot({'' if along is None else f'along={along!r}, '}"
+        cuts = {k: with_arguments(cut, call, first, X, (), kwargs) for k, cut in slices.items()}
+        slices, kwargs = {k: cut for k, (cut, *_) in cuts.items()}, next(iter(cuts.values()))[2]
     figure, axes = draw_slices(fits, slices, x, data, flabel, observed, kwargs)
     told = next(iter(axes.values())).get_legend_handles_labels()
     figure.legend(*told, loc="outside lower center", ncols=4, fontsize="small")
@@ -201,28 +248,21 @@ def _whole(first: Fit, data: panels.Shown, X_new, xlabel: str | None, num: int) 
     return Slice(X_new, along, {}, frozenset())
 
 
-def draw_slices(
-    fits: Mapping[str, Fit],
-    slices: Mapping[str, Slice],
-    x: np.ndarray,
-    data: panels.Shown,
-    flabel: str,
-    observed: bool,
-    kwargs: dict,
-):
+def draw_slices(fits, slices: Mapping[str, Slice], x, data: panels.Shown, flabel, observed, kwargs):
     """(figure, {name: axes}): a panel per fit with a line per slice over the data, at `x`."""
     what = (data.response or "y") if observed else flabel
-    held = _held(slices, 60 if len(fits) == 1 else 90)
-    title = f"Mean of {what} and its 95 % interval{held}"
-    figure, axes = panels.one_each(list(fits), title)
+    told = f"{what} and its 95 % interval{_held(slices, 60 if len(fits) == 1 else 90)}"
+    figure, axes = panels.one_each(list(fits), "")
     for name, ax in axes.items():
         for i, (label, cut) in enumerate(slices.items()):
-            mean, ends = panels.mean_and_interval(name, fits[name], cut.X, kwargs, observed)
+            found = panels.mean_and_interval(name, fits[name], cut.X, kwargs, observed)
+            mean, ends, centre = found
             if ends is not None:
-                _draw(ax, cut, mean, ends, label, i, len(slices))
+                called = centre if len(slices) == 1 else label
+                _draw(ax, cut, mean, ends, called, i, len(slices))
             elif len(slices) > 1:
-                told = "classes have a line each; give one value per column."
-                raise DataError(f"at asks for the lines {list(slices)}, and {told}")
+                remedy = "classes have a line each; give one value per column."
+                raise DataError(f"at asks for the lines {list(slices)}, and {remedy}")
         if ends is None:
             mark = "o" if cut.along.labels else ""
             panels.draw_classes(ax, cut.along.values, mean, x, data.y, data.levels, mark)
@@ -232,11 +272,12 @@ def draw_slices(
                 what, where = f"Probability of {data.response or 'y'} = {second}", "marks"
             figure.suptitle(f"{what}; the data are the {where}{_held(slices, 90)}")
         else:
+            figure.suptitle(f"{centre.capitalize()} of {told}")
             _data(ax, x, data, cut, observed)
         ax.set(title=name, xlabel=cut.along.name, ylabel=what)
         if cut.along.labels is not None:
             ax.set_xticks(cut.along.values, cut.along.labels)
-            ax.set_xlim(-0.6, len(cut.along.labels) - 0.4)
+            ax.set_xlim(cut.along.values[0] - 0.6, cut.along.values[-1] + 0.6)
     return figure, axes
 
 

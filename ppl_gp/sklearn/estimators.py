@@ -153,7 +153,14 @@ class GPClassifier(ClassifierMixin, GPEstimator):
             raise DataError(
                 f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}; give another."
             )
-        return self._infer(np.asarray(X), codes)
+        try:
+            return self._infer(np.asarray(X), codes)
+        except DataError as error:
+            if len(self.classes_) == 2 or "outside the support of Bernoulli" not in str(error):
+                raise
+            told = f"y has the {len(self.classes_)} classes {self.classes_.tolist()[:5]}, and"
+            remedy = "Give a model with a categorical likelihood, or none: GPClassifier()."
+            raise DataError(f"GPClassifier.fit: {told} the model observes two. {remedy}") from error
 
     def predict_proba(self, X):
         """p(y = c | x, data), (M, C), columns in the order of `classes_`: integrated over f, and

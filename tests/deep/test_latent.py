@@ -493,3 +493,13 @@ def test_q_of_latents_starts_around_their_prior(prior, latents):
     off = (found[1] - median) / (high - low)
     widths = (found[2] - found[0]) / (high - low)
     assert np.abs(off).max() < 1.0 and 0.3 < widths.min() and widths.max() < 1.5
+
+
+@pytest.mark.slow
+def test_an_encoder_of_single_precision_is_trained_in_double_precision():
+    """As libraries of neural networks make them by default: a scan refused the mixture."""
+    weights = jnp.zeros((2, 2), jnp.float32)
+    encoder = jax.tree_util.Partial(lambda w, row: w @ row, weights)
+    method = SVGP(layers=pg.Layers(latents=pg.Amortised(encoder=encoder)))
+    fit = pg.fit(latent, method, 0, X, y=Y, throw=False)
+    assert np.isfinite(fit.log_evidence)

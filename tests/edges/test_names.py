@@ -490,6 +490,31 @@ def test_components_along_a_column():
     plt.close("all")
 
 
+def test_pictures_take_the_middle_of_arguments_with_an_entry_per_row():
+    """The grid is the picture's own: a column goes by its place too, and remedies run."""
+    import matplotlib.pyplot as plt
+
+    ages, labels, fit = numbered()
+    code = int(np.argmax(np.bincount(WARD)))
+    draw = functools.partial(part_plots.plot_components, fit, ages, along={"total": 0}, num=5)
+    (ax,), (plain,) = draw(labels).axes, draw(code).axes
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), plain.lines[0].get_ydata())
+    assert f"ward = {code + 1}" in ax.get_title() and ax.get_xlabel() == "age"
+    held = fit.plot(along="age", num=5, ward=labels)
+    assert f"ward = {code + 1}" in held.get_suptitle()
+    curves = [f.axes[0].lines[0].get_ydata() for f in (held, fit.plot(num=5, ward=code))]
+    np.testing.assert_allclose(*curves)
+    with pytest.raises(pg.DataError, match=r"needs 'ward'.*fit.plot\(along='age', ward=1.0\)"):
+        fit.plot(along="age", num=5)
+    fit.plot(along="age", num=5, ward=1.0)
+    with pytest.raises(pg.DataError, match=r"along=\{'total': 0\}, ward=1.0\)"):
+        draw()
+    draw(ward=1.0)
+    with pytest.raises(pg.DataError, match=rf"'ward' has shape \(7,\), and X has {NUM} rows"):
+        fit.plot(along="age", num=5, ward=WARD[:7])
+    plt.close("all")
+
+
 @pytest.mark.parametrize("is_frame", [True, False])
 def test_remedies_for_a_single_column_lead_to_a_prediction(is_frame):
     """Following each message as it is written, from another column and from the other form."""

@@ -22,6 +22,8 @@ import ppl_gp as pg  # noqa: E402
 from models.regression import regression  # noqa: E402
 from ppl_gp.errors import DataError  # noqa: E402
 from ppl_gp.frames.names import arrays  # noqa: E402
+from ppl_gp.frames.opened import ArrayNames  # noqa: E402
+from ppl_gp.report import panels, slices  # noqa: E402
 from ppl_gp.report import pictures as plots  # noqa: E402
 from ppl_gp.report.slices import inputs_in_columns, slice_through
 from ppl_gp.results.compare.compare import compare  # noqa: E402
@@ -335,6 +337,46 @@ def test_slices():
         pg.plot_predictions(
             fit, HELD, y, along="dose", at={"ward": ["north"], "age": [1.0, 2.0]}, observed=False
         )
+
+
+def test_truth_values_and_small_counts_among_floats_are_points():
+    """A frame turns them into floats; standardised ones are points in their own units."""
+    truth, visits, dose = np.arange(6) % 2.0, np.array([0.0, 1, 3, 1, 0, 3]), 100.0 * np.arange(6)
+    scaled = panels.Column((truth - 0.3) / 0.7, "scaled", shift=0.3, scale=0.7)
+    drawn = {"truth": truth, "visits": visits, "dose": dose}
+    columns = [*(panels.Column(x, name) for name, x in drawn.items()), scaled]
+    for name, values in (("truth", [0, 1]), ("visits", [0, 1, 3]), ("scaled", [0, 1])):
+        cut = slice_through(columns, name, {}, 50)
+        np.testing.assert_allclose(cut.along.values, values, atol=1e-9)
+        assert cut.along.labels == tuple(map(str, values)) and len(cut.X) == len(values)
+    assert slice_through(columns, "dose", {}, 50).along.labels is None
+
+
+def test_the_median_is_drawn_where_a_distribution_has_no_mean():
+    """y = 1 - 2 (f + noise), whose median is 1 - 2 E[f]."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        turned = dist.transforms.AffineTransform(1.0, -2.0)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.TransformedDistribution(dist.Normal(f, 0.5), turned), obs=y)
+
+    fit = made_fit(model, {}, X_OF_ONE, y=np.sin(X_OF_ONE))
+    assert fit.predict(X_OF_ONE).mean is None
+    figure = fit.plot()
+    (line,) = (x for x in figure.axes[0].lines if x.get_label() == "median")
+    at, median = line.get_data()
+    np.testing.assert_allclose(median, 1.0 - 2.0 * fit.predict(at).f_mean, atol=1e-6)
+    assert "Median of y" in words(figure) and "mean" not in words(figure).lower()
+
+
+def test_the_middle_of_an_argument_is_that_of_each_column():
+    rows = np.array([[0.0, 3.0], [1.0, 5.0], [7.0, 4.0], [9.0, 9.0]])
+    middle, told = slices._middle("W", rows, ArrayNames())
+    np.testing.assert_array_equal(middle, [[1.0, 4.0]])
+    assert told == "1, 4"
+    wards = ArrayNames(("ward",), (("north", "south", "west"),))
+    assert slices._middle("ward", np.array([0, 2, 2, 1]), wards)[1] == "west"
 
 
 def test_classes_are_called_by_their_names_where_a_rug_shows_them():

@@ -178,6 +178,11 @@ def test_unknown_settings_and_few_classes_are_typed_errors():
         model.set_params(colour=1)
     with pytest.raises(pg.DataError, match="one class, \\['no'\\]"):
         model.fit(np.eye(3), ["no"] * 3)
+    told = r"y has the 3 classes \['a', 'b', 'c'\], and the model observes two.*categorical"
+    with pytest.raises(pg.DataError, match=told):
+        GPClassifier(small_fits.classifier, FIXED).fit(
+            data()[0], np.array(list("abc"))[np.arange(24) % 3]
+        )
 
 
 def test_the_default_method_follows_the_number_of_rows():

@@ -177,9 +177,7 @@ REFUSING = [
     (pg.Laplace(), "prior scale", True),
     pytest.param(pg.Laplace(), "total_count", True, marks=pytest.mark.slow),
     pytest.param(pg.SVGP(num_inducing=4, max_steps=3), "prior scale", True, marks=pytest.mark.slow),
-    pytest.param(
-        pg.SVGP(num_inducing=4, max_steps=3), "inner scale", True, marks=pytest.mark.slow
-    ),
+    pytest.param(pg.SVGP(num_inducing=4, max_steps=3), "inner scale", True, marks=pytest.mark.slow),
     pytest.param(pg.EP(), "prior scale", True, marks=pytest.mark.slow),
     pytest.param(pg.SVGP(num_inducing=4, max_steps=3), "scale", True, marks=pytest.mark.slow),
     pytest.param(pg.NUTS(num_warmup=3, num_samples=3), "probs", True, marks=pytest.mark.slow),

@@ -1,5 +1,6 @@
 """`check`: a checklist about a model and its data, before any inference is run."""
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -125,7 +126,7 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
     subject = _subject(model, args, kwargs, trace)
     items = [
-        Item("arguments", True, _describe_arguments(args, kwargs)),
+        Item("arguments", True, _describe_arguments(model, args, kwargs)),
         *_guarded(subject, _SITE_CHECKS),
     ]
     return Checklist((*items, *_guarded(subject, _further(subject))))
@@ -173,8 +174,9 @@ def _guarded(subject: Subject, checks: dict) -> list[Item]:
     return items
 
 
-def _describe_arguments(args, kwargs) -> str:
-    named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+def _describe_arguments(model, args, kwargs) -> str:
+    names = [*inspect.signature(model).parameters, *map(str, range(len(args)))]
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
     return ", ".join(
         f"{k} {a.shape} {a.dtype}" if eqx.is_array(a) else f"{k}={a!r}" for k, a in named.items()
     )

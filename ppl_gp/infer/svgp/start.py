@@ -191,6 +191,8 @@ def initial_latents(
     own, seen = config.encoder is not None, latents.encoder_rows(sees, args, kwargs, inputs)
     form = seen, size, config.width, config.depth
     made = config.encoder if own else latents.mlp_encoder(*form, key)
+    numbers, rest = eqx.partition(made, eqx.is_inexact_array)  # some libraries make float32 always
+    made = eqx.combine(jax.tree.map(lambda x: x.astype(dtype), numbers), rest)
     guide = latents.Encoded(made, sees, inputs)
     guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
     return guide if own else latents.around_prior(guide, site, rows, args, kwargs, inputs)

@@ -76,7 +76,7 @@ class ModelComparison:
         told = ", ".join(f"{k} {n}" for k, n in maximised.items())
         return (
             f"Hyperparameters at their maximum, not integrated ({told} numbers): models with more "
-            "of them are favoured. Grid() and Sample() integrate."
+            "of them are favoured. Fits by Grid() or Sample() integrate them: compare their loo()."
         )
 
 

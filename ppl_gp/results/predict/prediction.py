@@ -108,8 +108,10 @@ class Prediction(eqx.Module):
         Returns
         -------
         Array or dict
-            The lower and the upper ends, (2,) and the shape of `mean`: exact quantiles of the
-            predictive distribution as `predict(quantiles=)` has them, at its cost.
+            The lower and the upper ends, (2,) and the shape of `mean`: the quantiles that
+            `predict(quantiles=)` returns, at its cost. They are integrated if NumPyro has the
+            distribution function of y and y depends on at most three functions, else estimated from
+            draws. `quantiles_error` of `predict(quantiles=)` is the error of such an estimate.
 
         Raises
         ------
