@@ -159,7 +159,7 @@ print("posterior:", dict(tree["posterior"].sizes))
 
 # %% [markdown]
 # You can store the tree with `tree.to_netcdf`, if a netCDF library is installed. See
-# [ArviZ](../arviz.py) for plots and checks.
+# [ArviZ](../with-arviz.py) for plots and checks.
 
 # %% [markdown]
 # ## Save and load
