@@ -47,10 +47,18 @@ def warn(message: str) -> None:
 
 
 class Result(enum.StrEnum):
-    """How an inference ended. The members are strings: `fit.result == "converged"` holds as well.
+    """How an inference ended, as `fit.result`. The members are strings.
 
-    `not_pointwise` is for a method of one's own that finds it on the way: the package's methods
-    refuse a likelihood that couples values of f before any work, by `NotPointwiseError`.
+    `fit.result == "converged"` works. `fit` raises `FitError` unless the result is `converged`,
+    `completed` or `interrupted`. `not_pointwise` is for methods of your own: for the package's
+    methods, `NotPointwiseError` comes before any work.
+
+    Examples
+    --------
+    >>> pg.Result.converged == "converged"
+    True
+    >>> pg.Result.converged.message
+    'converged.'
     """
 
     converged = "converged"
@@ -68,12 +76,12 @@ class Result(enum.StrEnum):
 
     @property
     def code(self) -> int:
-        """The integer that stands for this member inside compiled code."""
+        """The integer that represents this member in compiled code."""
         return list(Result).index(self)
 
     @classmethod
     def from_code(cls, code) -> "Result":
-        """The member behind an integer status; of several statuses, pass the worst yourself."""
+        """The member with this integer code. For several codes, pass the worst one."""
         return list(cls)[int(code)]
 
     @property
@@ -83,7 +91,7 @@ class Result(enum.StrEnum):
 
     @property
     def help(self) -> str:
-        """Where the documentation has more: a page and its anchor."""
+        """The page and the section of the documentation about it."""
         return f"{_PAGE}#{self.value}"
 
 
@@ -116,10 +124,13 @@ _MESSAGES = {
 
 
 class PplGpError(Exception):
-    """Base class of every error this package raises on purpose.
+    """Base class of every error that ppl_gp raises on purpose.
 
-    `help`: where the documentation has more, a page and its anchor. It is a note of the error
-    (`__notes__`), so that a traceback ends with it and `str(error)` does not have it.
+    Attributes
+    ----------
+    help : str
+        The page and the section of the documentation about it. It is a note of the error
+        (`__notes__`): tracebacks end with it, but `str(error)` does not contain it.
     """
 
     help: str = f"{_PAGE}#errors"
@@ -134,32 +145,38 @@ class PplGpError(Exception):
 
 
 class DataError(PplGpError, ValueError):
-    """An argument's value cannot be used: NaN, wrong shape, label outside the support ..."""
+    """The value of an argument cannot be used: NaN, a wrong shape, a label outside the support."""
 
 
 class ModelError(PplGpError, ValueError):
-    """The model does not fit the method: no GP site, local latents, a GP fed by a GP ..."""
+    """The model does not suit the method: without a GP site, local latents, a GP fed by a GP."""
 
 
 class NotPointwiseError(ModelError):
-    """The likelihood of some datum depends on more than its own value of f."""
+    """The likelihood of a datum depends on other values of f than the datum's own value."""
 
 
 class NotConjugateError(ModelError):
-    """A site's density is not affine in another factor's statistics, as `MeanField` needs."""
+    """`MeanField` needs a site's density to be affine in another factor's statistics."""
 
 
 class StoreError(PplGpError, ValueError):
-    """A file that cannot be loaded: truncated, foreign, of another version or of another model."""
+    """A file cannot be loaded: truncated, foreign, of another version or of another model."""
 
 
 class MissingPackageError(PplGpError, ImportError):
-    """An optional package that is not installed, or too old; the message has the `pip install`."""
+    """An optional package is not installed, or too old. The message has the `pip install`."""
 
 
 class FitError(PplGpError, RuntimeError):
-    """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result`
-    says why, and `help` is about that result.
+    """An inference did not succeed.
+
+    Attributes
+    ----------
+    fit : Fit
+        Everything that was computed. `error.fit.result` says why it ended.
+    help : str
+        The section of the documentation about that result.
     """
 
     def __init__(self, message: str, fit: Any = None):

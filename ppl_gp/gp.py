@@ -69,22 +69,45 @@ def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
 
 
 class GP(dist.Distribution):
-    """f ~ N(m(X), k(X, X) + jitter I), event_shape (N,): a Gaussian process seen at the rows of X.
+    """Gaussian-process prior of a function at the rows of X, for a NumPyro site.
 
-    **Arguments:**
+    Write `f = numpyro.sample("f", pg.GP(kernel, X))` in a model. The event shape is (N,). Nothing
+    is computed at construction.
 
-    - `kernel`: a `ppl_gp.kernels` kernel, or any callable `k(X1, X2) -> (N1, N2)` (a tinygp kernel,
-      say).
-    - `X`: inputs, (N, D), or (N,) for one input dimension.
-    - `mean`: `None` (zero), a number, or a callable `m(X) -> (N,)`; in a plate of P units also one
-      `m(X) -> (P, N)`.
-    - `jitter`: absolute variance added to the diagonal; `None` takes 1e-8 (float64) or 1e-5
-      (float32) of the kernel's mean variance, and in float64 1e-12 of that of terms of finite rank
-      (Linear, Polynomial, Constant), which make nothing singular. Where a factorisation still
-      fails the jitter is raised stepwise and reported in `fit.stats`.
+    Parameters
+    ----------
+    kernel : Kernel or callable
+        A kernel of `ppl_gp.kernels`, or any callable `k(X1, X2) -> (N1, N2)`, such as a tinygp
+        kernel.
+    X : array
+        Inputs, (N, D), or (N,) for one input dimension.
+    mean : number or callable, default None
+        The prior mean. None is zero. A callable `m(X)` returns (N,), or (P, N) in a plate of P
+        units.
+    jitter : float, default None
+        Variance added to the diagonal. None adds 1e-8 (float64) or 1e-5 (float32) of the kernel's
+        mean variance. In float64, terms of finite rank (Linear, Polynomial, Constant) count with
+        1e-12 only, because they cannot make the matrix singular.
+    validate_args : bool, default None
+        Whether NumPyro checks values.
 
-    Nothing is computed at construction. `log_prob` and `sample` cost O(N^3 / 3) for one Cholesky
-    factor. Raises `DataError` where X is not one- or two-dimensional or has no rows or no columns.
+    Raises
+    ------
+    DataError
+        If X does not have one or two dimensions, or has no rows or no columns.
+
+    Notes
+    -----
+    `f ~ N(m(X), k(X, X) + jitter I)`. If a factorisation still fails, the jitter is raised in steps
+    and reported in `fit.stats`. `log_prob` and `sample` cost O(N^3 / 3) for one Cholesky factor.
+
+    Examples
+    --------
+    >>> prior = pg.GP(pg.kernels.RBF(variance=2.0, lengthscale=0.5), np.array([0.0, 1.0, 3.0]))
+    >>> prior.event_shape
+    (3,)
+    >>> float(prior.log_prob(jnp.zeros(3)).round(2))
+    -3.79
     """
 
     support = constraints.real_vector
@@ -132,12 +155,12 @@ class GP(dist.Distribution):
         return add_diagonal(K, self._jitter(jnp.diagonal(K)))
 
     def factor(self):
-        """(L, added): L L^T = covariance_matrix + added I, added 0 unless it had to be raised."""
+        """(L, added): L L^T = covariance_matrix + added I, 0 unless the jitter was raised."""
         K = self.covariance_matrix
         return robust_cholesky(K, jitter_of(self.kernel, self.X))
 
     def unwhiten(self, white):
-        """m + L v for v = `white`, (..., N): what has this prior where v ~ N(0, I). O(N^3)."""
+        """f = m + L v for `white` v, (..., N). If v ~ N(0, I), f has this prior. O(N^3)."""
         return self.mean + white @ self.scale_tril.T
 
     @property
@@ -207,11 +230,23 @@ def require_flag(joint) -> None:
 
 
 class Whiten(Reparam):
-    """NumPyro reparameterisation f = m + L v, v ~ N(0, I), at a GP site: the coordinates for NUTS
-    and slice sampling.
+    """Reparameterisation of a GP site by independent normals, for NUTS and slice sampling.
 
-    The base site is called `<name>_base`; f itself becomes deterministic. An observed GP site is
-    left as it is. `handlers.reparam(model, config={"f": Whiten()})`.
+    Pass it to NumPyro's `handlers.reparam`. The site `f` becomes deterministic, and the sampler
+    moves `f_base` instead. An observed GP site is left unchanged.
+
+    Notes
+    -----
+    `f = m + L v` with `v ~ N(0, I)` and L the Cholesky factor of the covariance. O(N^3).
+
+    Examples
+    --------
+    >>> def model(X):
+    ...     return numpyro.sample("f", pg.GP(pg.kernels.RBF(), X))
+    >>> white = numpyro.handlers.reparam(model, config={"f": pg.Whiten()})
+    >>> trace = numpyro.handlers.trace(numpyro.handlers.seed(white, 0)).get_trace(np.arange(3.0))
+    >>> trace["f_base"]["type"], trace["f"]["type"]
+    ('sample', 'deterministic')
     """
 
     def __call__(self, name, fn, obs):

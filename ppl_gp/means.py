@@ -1,5 +1,6 @@
-"""Mean functions: callables X -> (N,), X as (N, D) or (N,); in a plate of P units also X -> (P, N),
-a mean for each unit.
+"""Mean functions of a GP: callables that map X, (N, D) or (N,), to (N,).
+
+In a plate of P units they may map X to (P, N), one mean per unit.
 """
 
 from typing import Any
@@ -15,7 +16,13 @@ from ppl_gp.kernels.base import as_inputs, as_tree, fill, per_column, scalar
 
 
 class Zero(eqx.Module):
-    """m(x) = 0."""
+    """The mean m(x) = 0, which `pg.GP` uses by default.
+
+    Examples
+    --------
+    >>> pg.means.Zero()(np.arange(3.0)).tolist()
+    [0.0, 0.0, 0.0]
+    """
 
     def __call__(self, X: ArrayLike) -> Float[Array, "N"]:
         X = as_inputs(X)
@@ -23,7 +30,18 @@ class Zero(eqx.Module):
 
 
 class Constant(eqx.Module):
-    """m(x) = c, one number."""
+    """Mean that is the same number everywhere, m(x) = c.
+
+    Parameters
+    ----------
+    c : float, default 0.0
+        The mean.
+
+    Examples
+    --------
+    >>> pg.means.Constant(2.0)(np.zeros(3)).tolist()
+    [2.0, 2.0, 2.0]
+    """
 
     c: ArrayLike = 0.0
 
@@ -32,7 +50,20 @@ class Constant(eqx.Module):
 
 
 class Linear(eqx.Module):
-    """m(x) = slope . x + intercept; `slope` is (D,) or, as `intercept`, one number."""
+    """Mean that is linear in the inputs, m(x) = slope . x + intercept.
+
+    Parameters
+    ----------
+    slope : float or array
+        One number, or one per column, (D,).
+    intercept : float, default 0.0
+        The mean at x = 0.
+
+    Examples
+    --------
+    >>> pg.means.Linear(2.0, 1.0)(np.array([0.0, 3.0])).tolist()
+    [1.0, 7.0]
+    """
 
     slope: ArrayLike
     intercept: ArrayLike = 0.0
@@ -44,14 +75,31 @@ class Linear(eqx.Module):
 
 
 class Identity(eqx.Module):
-    """Unit p of a layer has the mean m_p(x) = x_p: (P, N), in a plate of P = D units."""
+    """Mean of a layer of P = D units: unit p has the mean x_p, (P, N).
+
+    Examples
+    --------
+    >>> pg.means.Identity()(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [[1.0, 3.0], [2.0, 4.0]]
+    """
 
     def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
         return as_inputs(X).T
 
 
 class Projection(eqx.Module):
-    """Mean (x W)_p of unit p in a plate of P units: (P, N); W is constant, `principal_axes` say."""
+    """Mean of a layer of P units that is linear in the inputs: unit p has (x W)_p, (P, N).
+
+    Parameters
+    ----------
+    W : array
+        Weights, (D, P), constant in the model. For example those of `principal_axes`.
+
+    Examples
+    --------
+    >>> pg.means.Projection(np.array([[1.0], [1.0]]))(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [[3.0, 7.0]]
+    """
 
     W: Float[Array, "D P"]
 
@@ -63,11 +111,32 @@ class Projection(eqx.Module):
 
 
 def principal_axes(X: ArrayLike, num: int) -> Float[Array, "D num"]:
-    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, zeros beyond
-    D.
+    """Compute the principal axes of the inputs, for the linear mean of a layer.
 
-    The linear mean of a layer narrower or wider than its inputs (Salimbeni & Deisenroth 2017,
-    section 2). Computed once from all training inputs; a constant of the model. O(N D^2).
+    Use them with `Projection` if a layer is narrower or wider than its inputs. Compute them once,
+    from all training inputs.
+
+    Parameters
+    ----------
+    X : array
+        Training inputs, (N, D).
+    num : int
+        The number of axes.
+
+    Returns
+    -------
+    array
+        W, (D, num): unit columns, largest variance first, and zeros beyond D.
+
+    Notes
+    -----
+    O(N D^2). Source: Salimbeni & Deisenroth (2017), section 2.
+
+    Examples
+    --------
+    >>> W = pg.means.principal_axes(np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]), 1)
+    >>> abs(W).round(2).tolist()
+    [[0.71], [0.71]]
     """
     X = np.asarray(as_inputs(X))
     if num < 1:

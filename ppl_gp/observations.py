@@ -1,7 +1,4 @@
-"""Distributions of observations that NumPyro lacks: probit likelihoods of two classes and of
-ordered ones, exact in both tails, and the multinomial probit: the largest of several noisy
-functions wins.
-"""
+"""Distributions of observations that NumPyro lacks: binary, ordinal and multinomial probit."""
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +34,27 @@ class _OfClasses(Distribution):
 
 
 class BernoulliProbit(_OfClasses):
-    """y in {0, 1} with p(y = 1 | f) = Phi(f), Phi the standard normal distribution function.
+    """Binary observations with a probit link: p(y = 1 | f) = Phi(f).
 
-    `f` has the batch shape. log p = log Phi((2 y - 1) f) is never formed from a probability, so it
-    and its first two derivatives are finite and accurate for any f a model meets (|f| < 1e150 in
-    float64). For labels flipped with probability e, mix this with `Bernoulli(0.5)`, at weight 2 e.
+    Parameters
+    ----------
+    f : array
+        The function at each row, of the batch shape.
+    validate_args : bool, default None
+        Whether NumPyro checks values.
+
+    Notes
+    -----
+    Phi is the standard normal distribution function. log p = log Phi((2 y - 1) f) is computed
+    without a probability. It and its first two derivatives are finite and accurate for |f| < 1e150
+    in float64. For labels that are flipped with probability e, mix it with `Bernoulli(0.5)` at
+    weight 2 e.
+
+    Examples
+    --------
+    >>> observed = pg.observations.BernoulliProbit(jnp.array([0.0, 1.0]))
+    >>> jnp.exp(observed.log_prob(jnp.array([1, 1]))).round(2).tolist()
+    [0.5, 0.84]
     """
 
     arg_constraints = {"f": constraints.real}
@@ -71,14 +84,29 @@ class BernoulliProbit(_OfClasses):
 
 
 class OrdinalProbit(_OfClasses):
-    """y in {0, ..., K - 1} by which interval between cutpoints a noisy f falls into:
+    """Ordered outcomes 0, ..., K - 1: the interval between cutpoints into which a noisy f falls.
 
-    p(y = k | f) = Phi(c_k - f) - Phi(c_{k-1} - f) with c_{-1} = -inf, c_{K-1} = inf (Chu &
-    Ghahramani 2005, eq. 2-4).
+    Parameters
+    ----------
+    f : array
+        The function at each row, of the batch shape.
+    cutpoints : array
+        (..., K - 1), increasing.
+    validate_args : bool, default None
+        Whether NumPyro checks values.
 
-    `f` has the batch shape; `cutpoints` are (..., K - 1), increasing. The difference is taken in
-    log space on the side of the tail where it does not cancel: log p and its derivatives stay
-    finite however far f is from the interval. For a noise scale s divide both by s.
+    Notes
+    -----
+    `p(y = k | f) = Phi(c_k - f) - Phi(c_{k-1} - f)`, with c_{-1} = -inf and c_{K-1} = inf (Chu &
+    Ghahramani 2005, equations 2-4). It is computed in log space, in the tail in which the
+    difference does not cancel. The log density and its derivatives stay finite however far f is
+    from the interval. For a noise scale s, divide f and cutpoints by s.
+
+    Examples
+    --------
+    >>> observed = pg.observations.OrdinalProbit(jnp.zeros(1), jnp.array([-1.0, 1.0]))
+    >>> jnp.exp(observed.log_prob(jnp.array([1]))).round(2).tolist()
+    [0.68]
     """
 
     arg_constraints = {"f": constraints.real, "cutpoints": constraints.ordered_vector}
@@ -108,7 +136,7 @@ class OrdinalProbit(_OfClasses):
 
     @validate_sample
     def log_prob(self, value: ArrayLike) -> Float[Array, "..."]:
-        """log(Phi(c_k - f) - Phi(c_{k-1} - f)) of outcome k, nats, accurate in both tails."""
+        """log p(y = k | f) in nats, accurate in both tails."""
         value = jnp.asarray(value, int)
         last = self.cutpoints.shape[-1]
         upper = self._cutpoint(jnp.clip(value, 0, last - 1)) - self.f
@@ -151,15 +179,33 @@ _STEPS = 8  # of Newton's method to the integrand's mode; the rule forgives a ce
 
 
 class MultinomialProbit(_OfClasses):
-    """y = argmax_c (f_c + e_c) in {0, ..., C - 1}, e_c ~ N(0, 1) independent (Girolami & Rogers
-    2006; Riihimaki, Jylanki & Vehtari 2013, eq. 3):
+    """Classes 0, ..., C - 1 with a probit link: the largest of C noisy functions wins.
 
-    p(y = c | f) = E_{u ~ N(0, 1)} prod_{j != c} Phi(u + f_c - f_j).
+    Parameters
+    ----------
+    f : array
+        The functions, (..., C), like the logits of a `Categorical`.
+    validate_args : bool, default None
+        Whether NumPyro checks values.
 
-    `f` is (..., C), as the logits of a `Categorical`; two classes are `BernoulliProbit((f_1 - f_0)
-    / sqrt(2))`. The integral over u by Gauss-Hermite nodes about the mode of its log-concave
-    integrand, so that log p and its derivatives are accurate however unlikely c is. O(C) for each
-    of 24 nodes. Raises `DataError` for f without an axis of two classes or more.
+    Raises
+    ------
+    DataError
+        If f does not have a last axis of two or more classes.
+
+    Notes
+    -----
+    `y = argmax_c (f_c + e_c)` with independent `e_c ~ N(0, 1)`. `p(y = c | f) = E_u prod_{j != c}
+    Phi(u + f_c - f_j)` with `u ~ N(0, 1)`. The integral over u uses 24 Gauss-Hermite nodes about
+    the mode of its log-concave integrand, in O(C) each. The log density and its derivatives are
+    accurate however unlikely c is. Two classes are `BernoulliProbit((f_1 - f_0) / sqrt(2))`.
+    Sources: Girolami & Rogers (2006); Riihimaki, Jylanki & Vehtari (2013), equation 3.
+
+    Examples
+    --------
+    >>> observed = pg.observations.MultinomialProbit(jnp.array([[0.0, 0.0, 1.0]]))
+    >>> observed.probs.round(2).tolist()
+    [[0.18, 0.18, 0.63]]
     """
 
     arg_constraints = {"f": constraints.real_vector}
@@ -194,7 +240,7 @@ class MultinomialProbit(_OfClasses):
 
     @property
     def probs(self) -> Float[Array, "... C"]:
-        """p(y = c | f) of every class; they sum to one up to the quadrature."""
+        """p(y = c | f) of every class. They sum to one up to the error of quadrature."""
         return jnp.moveaxis(jnp.exp(self.log_prob(self.enumerate_support(expand=False))), 0, -1)
 
 

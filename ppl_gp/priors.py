@@ -1,7 +1,7 @@
-"""Priors of kernel parameters that know the data: in the units of X and y, with stated tails.
+"""Priors of kernel parameters that are computed from the data, in the units of X and y.
 
-They are made from the training data, outside of the model, so that predictions at other rows have
-the prior of the fit:
+Make them from the training data, outside of the model. Predictions at other rows then have the
+prior of the fit:
 
     lengthscale = pg.priors.lengthscale(X)
 
@@ -26,19 +26,44 @@ _FACTOR = 10.0  # of the variance of y: where the prior of a variance has its ta
 
 
 def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distribution:
-    """Inverse gamma with p(l < nearest) = p(l > largest) = `tail` (Betancourt 2017): below the
-    distance to the nearest row (the median over rows) the data say nothing, and beyond their extent
-    the function is a straight line. Where the two hardly differ (largest < 2 nearest: two rows, or
-    a column of zeros and ones), those masses lie below d / sqrt(10) and above d sqrt(10), d being
-    the geometric mean of the two.
+    """Prior of a length scale, from the distances between the training inputs.
 
-    **Arguments:** `X` (N,) or (N, D): the training inputs. `ard`: one length scale for each column,
-    an event (D,), by the distances along it; else one for all columns, by Euclidean distances.
-    `tail` in (0, 1/2). In units of X, so that a change of units changes no prediction.
+    Below the distance to the nearest row, the data do not inform the length scale. Beyond the
+    extent of the data, the function is a straight line. The prior has little mass in both.
 
-    **Raises** `DataError` for fewer than two different rows (with `ard`, two different values in
-    each column), for what is no table of real numbers, and inside a model that is being compiled.
-    O(N log N), and O(n^2 D) of n <= 2000 rows.
+    Parameters
+    ----------
+    X : array or frame
+        Training inputs, (N,) or (N, D).
+    ard : bool, default False
+        True gives one length scale per column, an event (D,), by the distances along it. False
+        gives one for all columns, by Euclidean distances.
+    tail : float, default 0.01
+        The mass below and above, in (0, 1/2).
+
+    Returns
+    -------
+    Distribution
+        An inverse gamma, in units of X, so that a change of units changes no prediction.
+
+    Raises
+    ------
+    DataError
+        For fewer than two different rows, or with `ard` two different values in each column. Also
+        if X is not a table of real numbers, and inside a model that is being compiled.
+
+    Notes
+    -----
+    p(l < nearest) = p(l > largest) = `tail`, with the median distance to the nearest row and the
+    largest distance (Betancourt 2017). For example, two rows or a column of zeros and ones have
+    largest < 2 nearest. Then these masses are below d / sqrt(10) and above d sqrt(10), with d the
+    geometric mean of the two. O(N log N), and O(n^2 D) for n <= 2000 rows.
+
+    Examples
+    --------
+    >>> prior = pg.priors.lengthscale(np.linspace(0.0, 1.0, 11))
+    >>> round(float(prior.cdf(0.1)), 3), round(float(prior.cdf(1.0)), 3)
+    (0.01, 0.99)
     """
     X = _array("lengthscale", X)
     if not 0.0 < tail < 0.5:
@@ -52,11 +77,33 @@ def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distributio
 
 
 def variance(y, *, tail: float = 0.01) -> dist.Distribution:
-    """Log-normal about the variance of y, with p(v < var(y) / 10) = p(v > 10 var(y)) = `tail`: of a
-    function in the units of y (a Gaussian or Student-t likelihood, not behind a link).
+    """Prior of the variance of a function in the units of y, from the variance of y.
 
-    **Raises** `DataError` where y does not vary or is no array of real numbers, and inside a model
-    that is compiled.
+    Use it with a Gaussian or Student-t likelihood, but not behind a link.
+
+    Parameters
+    ----------
+    y : array
+        The observations.
+    tail : float, default 0.01
+        The mass below var(y) / 10 and above 10 var(y), in (0, 1/2).
+
+    Returns
+    -------
+    Distribution
+        A log-normal about var(y).
+
+    Raises
+    ------
+    DataError
+        If y does not vary or is not an array of real numbers, and inside a model that is being
+        compiled.
+
+    Examples
+    --------
+    >>> prior = pg.priors.variance(np.array([-1.0, 1.0]))
+    >>> round(float(prior.cdf(0.1)), 3), round(float(prior.cdf(10.0)), 3)
+    (0.01, 0.99)
     """
     if not 0.0 < tail < 0.5:
         raise DataError(f"priors.variance(tail={tail}): give a number in (0, 1/2).")

@@ -119,15 +119,35 @@ def pruned(function: Callable, x) -> Callable:
 
 
 def cache(path: str | Path | None = None) -> Path:
-    """Keep every compiled function in the folder `path`, and look there first: a second process
-    compiles what is new only.
+    """Keep compiled functions in a folder, so that the next process compiles only what is new.
 
-    Compiling is most of the time of a first fit. `path=None`: the folder that JAX was given already
-    (JAX_COMPILATION_CACHE_DIR), else `ppl_gp` in the user's cache folder ($XDG_CACHE_HOME, or
-    ~/.cache). Returns it. Programs are found by what they compute, so that a changed model finds no
-    old one. JAX's persistent cache, its smallest programs included; remove the folder to empty it.
+    Compiling takes most of the time of a first fit. Call this once, at the start of a program.
 
-    Raises `DataError` for what is no path, and for a folder that cannot be written.
+    Parameters
+    ----------
+    path : str or Path, default None
+        The folder. None takes the folder that JAX already has (JAX_COMPILATION_CACHE_DIR), else
+        `ppl_gp` in the user's cache folder ($XDG_CACHE_HOME, or ~/.cache).
+
+    Returns
+    -------
+    Path
+        The folder. Remove it to empty the cache.
+
+    Raises
+    ------
+    DataError
+        If `path` is not a path, or the folder cannot be written.
+
+    Notes
+    -----
+    This is JAX's persistent cache, including its smallest programs. A program is found by its
+    content, so a changed model never finds an old one.
+
+    Examples
+    --------
+    >>> pg.cache("compiled")  # doctest: +SKIP
+    PosixPath('compiled')
     """
     users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ppl_gp"
     own = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made when jax is imported)

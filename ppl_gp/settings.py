@@ -152,15 +152,45 @@ class _Search(_ByValue):
 
 @dataclass(frozen=True, eq=False)
 class MAP(_Search):
-    """Maximise log evidence + log declared priors in the declared coordinates, as NumPyro's
-    AutoDelta (no Jacobian).
+    """One best value of the hyperparameters: the maximum of log evidence plus log prior.
 
-    Sites declared by `numpyro.param` have no prior. `init`: constrained values of the first start,
-    inside the supports; by default the prior's median, and of a param its declared value.
-    `restarts`: the other starts are prior draws, run in one compiled call a step; the best is kept.
-    `tol`: on the largest gradient entry, nats. `maximise`: names of effects that are to be
-    maximised with the hyperparameters, and neither integrated nor refused where their scale is
-    unknown: "I know that they are points".
+    The default, for many rows and few hyperparameters. A warning appears if the data hardly
+    determine one of them. Then use `Grid()` or `Sample()`.
+
+    Parameters
+    ----------
+    restarts : int, default 1
+        Number of starts. The best is kept. The first is the prior's median, or the declared value
+        of a `numpyro.param`. The others are draws from the prior. All run in one compiled call per
+        step.
+    max_steps : int, default 200
+        Steps at most.
+    tol : float, default 1e-4
+        Largest entry of the gradient at the end, nats.
+    init : dict, default None
+        `{site: value}`, the first start on the scale of the model, inside the supports. It turns
+        off the check of other starts.
+    maximise : sequence of str, default ()
+        Names of effects to maximise together with the hyperparameters, because you know that they
+        may be treated as points. They are not integrated, and an unknown scale of theirs raises no
+        error.
+
+    Raises
+    ------
+    DataError
+        For numbers out of range, an `init` that is not a dictionary, or `maximise` as a string. In
+        `fit`, for an `init` on the edge of a support.
+
+    Notes
+    -----
+    The maximum is that in the declared coordinates, without a Jacobian, as in NumPyro's
+    `AutoDelta`. `numpyro.param` sites have no prior.
+
+    Examples
+    --------
+    >>> method = pg.Laplace(hyper=pg.MAP(restarts=8))
+    >>> method.hyper.restarts
+    8
     """
 
     maximise: Sequence[str] = ()
@@ -177,11 +207,30 @@ class MAP(_Search):
 
 @dataclass(frozen=True, eq=False)
 class Fixed(_ByValue):
-    """Hold the hyperparameters at these constrained values, one for each site; `{}` for a model
-    without any.
+    """Known values of the hyperparameters.
 
-    Numbers, lists and arrays of the site's shape; a param that is a tree (a network) takes a tree.
+    Parameters
+    ----------
+    values : dict, default {}
+        `{site: value}` for each hyperparameter, on the scale of the model. Numbers, lists or arrays
+        of the site's shape. A param that is a tree, such as a network, takes a tree.
+
+    Raises
+    ------
+    DataError
+        If `values` is not a dictionary, and in `fit` for a value of another shape or outside of the
+        support.
+    ModelError
+        In `fit`, for values that are missing, and for names that the model does not have.
+
+    Notes
+    -----
     Other values of the same shapes compile nothing.
+
+    Examples
+    --------
+    >>> pg.EP(hyper=pg.Fixed({"lengthscale": 0.5})).hyper.values
+    {'lengthscale': 0.5}
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -192,7 +241,34 @@ class Fixed(_ByValue):
 
 @dataclass(frozen=True)
 class Sample:
-    """NUTS over the hyperparameters, with f integrated out by the method (`pg.marginal`)."""
+    """Draws of the hyperparameters by NUTS, with f and effects integrated by the method.
+
+    For few data, several modes, and quantiles of the hyperparameters. It costs some hundred times
+    as much as `MAP()`. `pg.marginal` has the model that is sampled.
+
+    Parameters
+    ----------
+    num_warmup, num_samples, num_chains : int, default 300, 500, 1
+        As in `NUTS`.
+    target_accept_prob : float, default 0.8
+        Acceptance probability to adapt to, in (0, 1).
+
+    Raises
+    ------
+    DataError
+        For numbers out of range.
+    ModelError
+        In `fit`, for `numpyro.param` sites, and for models without a sampled hyperparameter.
+
+    Notes
+    -----
+    `fit.log_evidence` is `None`. An inner fit that does not converge counts as a divergence.
+
+    Examples
+    --------
+    >>> pg.Laplace(hyper=pg.Sample(num_chains=4)).hyper.num_samples
+    500
+    """
 
     num_warmup: int = 300
     num_samples: int = 500
@@ -205,23 +281,46 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Grid(_Search):
-    """Integrate the hyperparameters over weighted points about their posterior mode (INLA: Rue,
-    Martino & Chopin 2009): up to eight of them, under a local method.
+    """A weighted average over points around the mode of the hyperparameters.
 
-    The mode and its curvature in unconstrained coordinates, then a regular grid for up to three
-    hyperparameters (17, 37 or 93 points, and more as far as skewed or heavy tails need) and a
-    central composite design for more (25 to 49), stretched along half axes where the posterior is
-    skewed. If points leave out more than 5 % of the mass, or a fifth of a hyperparameter's
-    variance, a warning says so. The fit's draws are the points with their weights, which
-    predictions, `loo`, `compare` and ArviZ take into account. Quantiles of hyperparameters, in
-    `summary()` and trees, are those of these few values: take them from `Sample()`. `stats`:
-    `grid_missing_mass` and `grid_missing_variance`, those shares; `grid_stretch`, (2 d,), the
-    factors of the half axes +1 ... +d, -1 ... -d of a composite design. The fit's result is
-    `not_gaussian` if a regular grid leaves out over a tenth, a stretch reached a third or three, or
-    the effective number of points is below a fifth of that for a Gaussian (loadings that may be
-    rotated, say). Ctrl-C leaves the point that the search for the mode had reached, as of `MAP`,
-    and no weighted points, and a warning says so.
-    `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
+    For up to eight hyperparameters with one mode, under a local method. The first thing to try if
+    `MAP()` warns.
+
+    Parameters
+    ----------
+    restarts, max_steps, tol, init : default 1, 200, 1e-4, None
+        Of the search for the mode, as in `MAP`.
+
+    Raises
+    ------
+    DataError
+        For numbers out of range, or an `init` that is not a dictionary.
+    ModelError
+        In `fit`, for more than eight hyperparameters, and for `numpyro.param` sites.
+
+    Notes
+    -----
+    The points follow the curvature at the mode, in unconstrained coordinates. Up to three
+    hyperparameters have a regular grid of 17, 37 or 93 points, and more for skewed or heavy tails.
+    Four to eight have 25 to 49 points of a central composite design, stretched where the posterior
+    is skewed. The draws of the fit are the points with their weights, which predictions, `loo`,
+    `compare` and ArviZ use. Take quantiles of hyperparameters from `Sample()`: here they are those
+    of few points.
+
+    `stats["grid_missing_mass"]` and `stats["grid_missing_variance"]` are the shares of the mass and
+    of a hyperparameter's variance that the points miss. A warning appears above 0.05 and 0.2.
+    `stats["grid_stretch"]`, (2 d,), has the factors of the half axes +1 ... +d, -1 ... -d of a
+    composite design. `fit.result` is `not_gaussian` if a regular grid misses over a tenth, or a
+    stretch reached 1/3 or 3. It is also that if the effective number of points is below a fifth of
+    that for a Gaussian. Loadings that may be rotated are an example. After Ctrl-C the fit has the
+    point that the search had reached instead of weighted points, and a warning says so.
+
+    Source: Rue, Martino & Chopin (2009), section 6.5.
+
+    Examples
+    --------
+    >>> pg.EP(hyper=pg.Grid(restarts=4)).hyper.max_steps
+    200
     """
 
 

@@ -24,11 +24,26 @@ _DRAWS = 99  # of a prior, which say where q(h) starts
 
 @dataclass(frozen=True)
 class Free:
-    """One Gaussian q(h_n) a datum, kept by row: N (mean, scale) pairs, whatever the batches. For
-    arrays, not streams.
+    """A Gaussian q(h_n) of its own for the latent of each row.
 
-    `init`: means to start from, (N, size), or `None` (small random ones around the prior's).
-    `scale`: the standard deviation to start from; without `init` in those of the prior.
+    It is more flexible than an encoder, but has N means and scales, and needs arrays, not streams.
+
+    Parameters
+    ----------
+    init : array, (N, size), default None
+        Means to start from. `None` takes small random ones around the prior's.
+    scale : float, default 0.3
+        Standard deviation to start from. Without `init`, in prior standard deviations.
+
+    Raises
+    ------
+    DataError
+        If `scale` is not positive.
+
+    Examples
+    --------
+    >>> pg.SVGP(layers=pg.Layers(latents=pg.Free(scale=0.1))).layers.latents.scale
+    0.1
     """
 
     init: Any = field(default=None, hash=False)
@@ -41,12 +56,33 @@ class Free:
 
 @dataclass(frozen=True)
 class Amortised:
-    """q(h_n | what the encoder sees of datum n) = N(mean, scale^2), one encoder for all data.
+    """A Gaussian q(h_n) for the latent of each row, computed by an encoder from the row.
 
-    `encoder`: an Equinox module from a row (F,) to (2 size,), means and log scales; `None`: an MLP
-    of `depth` tanh layers of `width` units. `sees`: "xy", "x" (usable at new inputs) or "y";
-    `None`: "xy", or "y" for a model that does not use the values of its first argument. A row holds
-    the datum's columns of the first positional argument and of y.
+    One encoder serves all rows, new rows included.
+
+    Parameters
+    ----------
+    encoder : callable, default None
+        An Equinox module, or another function that is a pytree, from a row (F,) to (2 size,):
+        means, then log scales. `None` makes a network of `depth` tanh layers with `width` units.
+    sees : "xy", "x" or "y", default None
+        What a row contains: the columns of the first positional argument, those of y, or both.
+        `None` is "xy", or "y" if the model does not use the values of its first argument. With "x",
+        predictions at new rows use the encoder too.
+    width, depth : int, default 32, 2
+        Size of the network.
+
+    Raises
+    ------
+    DataError
+        For another `sees` or counts below 1. In `fit`, if the encoder fails on a row, or returns
+        another number of values.
+
+    Examples
+    --------
+    >>> latents = {"h": pg.Amortised(sees="x", width=16)}
+    >>> pg.SVGP(layers=pg.Layers(latents=latents)).layers.latents["h"].depth
+    2
     """
 
     encoder: Any = field(default=None, hash=False)

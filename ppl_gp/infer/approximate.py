@@ -65,15 +65,38 @@ def _posterior_at(posterior, msg, rows):
 
 
 def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
-    """The model with each named GP site drawn from a posterior process at that site's own inputs.
+    """Replace the prior of GP sites in a model by posteriors, for example of a fit.
 
-    **Arguments:** `posteriors`: {GP site: process}. A process is `fit.posterior` of any method
-    (drawn jointly over the rows, O(N^3)), or a `SparsePosterior`, whose parameters are
-    `numpyro.param`s (drawn row by row, O(M^3 + N M^2)).
+    Use it to put a fitted f into NumPyro code of your own, such as `Predictive`.
 
-    **Returns** a NumPyro model: trace it, or hand it to `Predictive`, at training or new inputs.
-    Hyperparameters are as the model declares them: condition or substitute `fit.hyper`. Raises
-    `DataError` for names that are no GP site, when run.
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model.
+    posteriors : dict
+        `{GP site: posterior}`: `fit.posterior` of any method, drawn jointly over the rows at
+        O(N^3), or a `SparsePosterior`, drawn row by row at O(M^3 + N M^2).
+
+    Returns
+    -------
+    callable
+        A NumPyro model in which each named site is drawn from its posterior, at the inputs that it
+        has there: training or new ones. Hyperparameters are as declared, so substitute or condition
+        on `fit.hyper`.
+
+    Raises
+    ------
+    DataError
+        When the model runs, for names that it does not have, and for other kinds of posteriors.
+
+    Examples
+    --------
+    >>> def model(X):
+    ...     return numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    >>> q = pg.SparsePosterior(jnp.linspace(0.0, 6.0, 5))
+    >>> sparse = numpyro.handlers.seed(pg.approximate(model, {"f": q}), 0)
+    >>> sparse(jnp.arange(3.0)).shape
+    (3,)
     """
     return _replaced(model, {k: partial(_posterior_at, q) for k, q in posteriors.items()})
 
@@ -94,20 +117,49 @@ def _replaced(model: Callable, of: Mapping[str, Callable]) -> Callable:
 def guide(
     model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta, latents: Any = None
 ) -> Callable:
-    """A guide for NumPyro's own SVI: q(u) at the GP sites, q(h) at latents of the data, an
-    autoguide for everything else.
+    """Make a guide for NumPyro's SVI: q(u) at GP sites, q(h) at latents, an autoguide elsewhere.
 
-    `SVI(model, guide(model, {"f": SparsePosterior(Z)}), optax.adam(0.01), TraceMeanField_ELBO())`,
-    or one of this package's bounds. `hyper`: a NumPyro autoguide class, or a function of a model
-    that returns a guide; `AutoDelta` is a point, `AutoNormal` the mean-field Gaussian (over a
-    network's weights, say; `posteriors` may be empty). It is built on those sites alone: nothing of
-    size N x N is factored; `DataError` for `AutoLaplaceApproximation` and annealed guides,
-    `ModelError` where a point has a spread that is itself unknown. `latents`: `Amortised()` (also
-    `None`) or `Free()`, for all or as {latent site: ...}. Minibatches: by a subsampling plate in
-    the model.
+    Train it with `TraceMeanField_ELBO`, or with `ELBO` and the other bounds of this package.
 
-    Parameters: `<site>_loc` and the like of `SparsePosterior`; `<latent>_packed`, or
-    `<latent>_encoder$params`.
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model, or the part of one for which you want a guide.
+    posteriors : dict
+        `{GP site: SparsePosterior}`. It may be empty, for example for networks with random weights.
+    hyper : autoguide class or callable, default AutoDelta
+        A NumPyro autoguide class, or a function of a model that returns a guide, for all other
+        sites. `AutoDelta` is a point, `AutoNormal` the mean-field Gaussian.
+    latents : Amortised, Free or dict, default None
+        q(h) of latents per row, for all or as `{site: ...}`. `None` is `Amortised()`.
+
+    Returns
+    -------
+    callable
+        A guide with the arguments of the model.
+
+    Raises
+    ------
+    DataError
+        When the guide runs, for `AutoLaplaceApproximation` and annealed guides.
+    ModelError
+        When the guide runs, if a point has a spread that is itself unknown.
+
+    Notes
+    -----
+    The parameters are `<site>_loc` and the like (`SparsePosterior`), `<latent>_packed` of `Free`,
+    and `<latent>_encoder$params` of `Amortised`. The autoguide is built on the other sites alone,
+    so nothing of size N x N is factored. For minibatches, use a plate with `subsample_size` in the
+    model.
+
+    Examples
+    --------
+    >>> def model(X):
+    ...     return numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    >>> guide = pg.guide(model, {"f": pg.SparsePosterior(jnp.linspace(0.0, 6.0, 5))})
+    >>> trace = numpyro.handlers.trace(numpyro.handlers.seed(guide, 0)).get_trace(jnp.arange(7.0))
+    >>> sorted(trace)
+    ['f', 'f_Z', 'f_loc', 'f_scale_tril']
     """
     return _Guide(model, posteriors, hyper, latents)
 

@@ -268,22 +268,44 @@ def _num_data(trace) -> int:
 
 
 class ImportanceWeightedELBO(NumPyroELBO):
-    """sum_n (N / B) E log (1/K) sum_k w_nk - sum over global sites of KL[q || p], nats (its
-    negative is the loss).
+    """Importance-weighted bound for NumPyro's SVI: K draws of each row's latents in the logarithm.
 
-    w_nk = exp(E_q(f)[log p(y_n | f, h_nk)]) p(h_nk) / q(h_nk): K copies of each datum's latents
-    under one function (Salimbeni et al. 2019, eq. 17; Leibfried et al. 2022). Rises with K; at K =
-    1 it is `ELBO`.
+    For models with latents per row, with any guide. It rises with K, and K = 1 is `ELBO`.
 
-    - `num_importance`: K. `num_particles`: independent estimates that are averaged.
-    - `expected_last`: integrate GP sites that only the likelihood sees, or else draw them jointly
-      at the copies.
-    - `doubly_reparameterised`: the gradient of q(h) of Tucker et al. (2019), whose signal does not
-      vanish as K grows. For latents that enter no jointly drawn GP site (`ModelError`). Twice the
-      forward passes.
-    - `beta`: weight of every KL term and log ratio; 1 for a bound.
+    Parameters
+    ----------
+    num_importance, num_particles : int, default 10, 1
+        Draws K of the latents of each row, and independent estimates that are averaged.
+    expected_last : bool, default True
+        Integrate GP sites on which only the likelihood depends. `False` draws them at the copies.
+    doubly_reparameterised : bool, default False
+        Use the gradient of q(h) of Tucker et al. (2019). Its signal does not vanish as K grows, and
+        it takes twice the forward passes.
+    beta : float, default 1.0
+        Weight of every KL term and log ratio, finite and at least 0. 1 gives a bound.
+    num_nodes : int, default None
+        Quadrature nodes per direction. See `Expectation`.
 
-    Cost: K runs of the model a particle, K^3 B a jointly drawn GP site. `DataError`: counts < 1.
+    Raises
+    ------
+    DataError
+        For counts below 1, or a `beta` out of range.
+    ModelError
+        If the guide does not match the model, or no plate of the data has observations. Also for
+        `doubly_reparameterised` latents that enter a GP site drawn jointly.
+
+    Notes
+    -----
+    `sum_n (N / B) E[log (1 / K) sum_k w_nk] - sum over global sites of KL[q || p]`, nats, with
+    `w_nk = exp(E_q(f)[log p(y_n | f, h_nk)]) p(h_nk) / q(h_nk)`. The loss is its negative. All K
+    copies of a row pass through one function. If a plate subsamples B of N rows, the estimate is
+    unbiased for K = 1. A particle costs K runs of the model, and K^3 B per GP site that is drawn
+    jointly. Sources: Salimbeni et al. (2019), eq. 17; Leibfried et al. (2022).
+
+    Examples
+    --------
+    >>> pg.ImportanceWeightedELBO(20).num_importance
+    20
     """
 
     def __init__(
@@ -315,11 +337,24 @@ class ImportanceWeightedELBO(NumPyroELBO):
 
 
 class ELBO(ImportanceWeightedELBO):
-    """sum_n (N / B) (E log p(y_n | f, h_n) - KL[q(h_n) || p(h_n)]) - sum over global sites of KL[q
-    || p], nats.
+    """The evidence lower bound for NumPyro's SVI, with f of the last layer integrated.
 
-    As NumPyro's TraceMeanField_ELBO, with f of the last layer integrated rather than drawn.
-    Arguments as `ImportanceWeightedELBO`.
+    As NumPyro's `TraceMeanField_ELBO`, but f is not drawn, so gradients are less noisy.
+
+    Parameters
+    ----------
+    num_particles, expected_last, beta, num_nodes : default 1, True, 1.0, None
+        As in `ImportanceWeightedELBO`, with the same errors.
+
+    Notes
+    -----
+    `sum_n (N / B) (E[log p(y_n | f, h_n)] - KL[q(h_n) || p(h_n)]) - sum over global sites of KL[q
+    || p]`, nats, for B of N rows. The loss is its negative.
+
+    Examples
+    --------
+    >>> pg.ELBO(5).num_particles
+    5
     """
 
     def __init__(
@@ -336,14 +371,31 @@ class ELBO(ImportanceWeightedELBO):
 
 
 class GlobalImportanceWeightedELBO(NumPyroELBO):
-    """E log (1/K) sum_k p(y, everything_k) / q(everything_k), nats: one log over K draws of all
-    latents, u and weights among them.
+    """Importance-weighted bound with one logarithm over K draws of all latents.
 
-    Leibfried et al. (2022), eq. 38 and 43; Burda et al. (2016). Tends to the log evidence as K
-    grows, and exp of it is an unbiased estimate of the evidence at any K; with many data it needs
-    far more draws than the bound by datum. f is drawn jointly over all rows, O(K N^3) a GP site.
-    All data at once: `ModelError` for a plate that subsamples; a guide's points (`AutoDelta`) count
-    with their log prior, as they do in MAP estimation.
+    For few data: with many it needs far more draws than `ImportanceWeightedELBO`.
+
+    Parameters
+    ----------
+    num_importance, num_particles : int, default 100, 1
+        Draws K of all latents, u and weights; independent estimates that are averaged.
+
+    Raises
+    ------
+    DataError, ModelError
+        For counts below 1; for a plate that subsamples, and a guide that does not match the model.
+
+    Notes
+    -----
+    `E[log (1 / K) sum_k p(y, z_k) / q(z_k)]`, nats. It tends to the log evidence as K grows, and
+    its exponential is an unbiased estimate of the evidence at any K. f is drawn jointly over all
+    rows, O(K N^3) per GP site. Points of a guide (`AutoDelta`) count with their log prior, as under
+    MAP. Sources: Burda et al. (2016); Leibfried et al. (2022), eqs. 38 and 43.
+
+    Examples
+    --------
+    >>> pg.GlobalImportanceWeightedELBO(500).num_importance
+    500
     """
 
     def __init__(self, num_importance: int = 100, num_particles: int = 1):
@@ -352,7 +404,7 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
         require_whole(self, "num_importance", "num_particles")
 
     def log_weights(self, rng_key, param_map, model, guide, *args, **kwargs):
-        """log p(y, everything_k) - log q(everything_k), (num_importance,), nats."""
+        """log p(y, z_k) - log q(z_k) of each draw, (num_importance,), nats."""
         given = param_map, model, guide, args, kwargs
         keys = random.split(rng_key, self.num_importance)
         return lax.map(lambda key: self._log_weight(key, *given), keys)

@@ -66,20 +66,62 @@ def fit(
     tables=(),
     **kwargs,
 ) -> Fit:
-    """Infer `model(*args, **kwargs)` by `method`, which is configuration only.
+    """Fit a model to data by any inference method.
 
-    The first positional argument holds the inputs, the keyword `y` the observations. Frames and
-    columns of pandas and polars and xarray's DataArrays serve as arrays; `fit.names` keeps what
-    they called columns, categories and rows, and predictions are held to it.
-    `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted. It
-    raises `KeyboardInterrupt` until the first step is done, in the warm-up of a sampler, and with
-    `hyper=Fixed`, which has no search; and if pressed twice after the search.
-    `tables=("Z",)`: array arguments that are looked up and hold no rows; they are remembered at new
-    inputs. Which those are is read off the model: this overrides it where that asks for more.
+    Every method returns the same kind of object, a `Fit`, which you query through the same calls.
 
-    **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any
-    work; `FitError` at the end where the method did not succeed, with the fit in `error.fit`;
-    `throw=False` returns that fit instead.
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model `model(X, ..., y=None)`. Its first positional argument contains the inputs,
+        and its keyword `y` the observations.
+    method : object
+        An instance that configures the method, such as `Laplace()`, `SVGP()` or `NUTS()`.
+    rng_key : int or jax.Array
+        A seed or a `jax.random.key`.
+    *args, **kwargs
+        The arguments of the model: arrays, or frames and columns of pandas and polars, or xarray's
+        DataArrays. `fit.names` remembers the names of columns, categories and rows, and predictions
+        check new inputs against them. Methods that take batches accept a `Stream`.
+    throw : bool, default True
+        False returns a failed fit instead of raising `FitError`.
+    progress : bool, default False
+        Show a progress bar.
+    tables : sequence of str, default ()
+        Names of array arguments that are lookup tables without rows of data, such as `("Z",)`. They
+        are remembered at new inputs. ppl_gp works this out from the model: use `tables` only if it
+        asks for an array that should be remembered.
+
+    Returns
+    -------
+    Fit
+        The fitted model. `fit.result` says how the run ended.
+
+    Raises
+    ------
+    DataError
+        Before any work, if an argument cannot be used.
+    ModelError
+        Before any work, if the method cannot fit the model.
+    FitError
+        At the end, if the method did not succeed. The fit is in `error.fit`.
+
+    Notes
+    -----
+    Ctrl-C returns what the search has reached, with the result `interrupted`. It raises
+    `KeyboardInterrupt` before the first step is done and in the warm-up of a sampler. It also does
+    with `hyper=Fixed`, which does not search, and if you press it twice after the search.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> print(fit.result)
+    converged
     """
     if isinstance(method, type):
         raise DataError(

@@ -23,16 +23,41 @@ Rows = Batch  # on the host, without a key
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches of data beyond memory: `pg.fit(model, SVGP(), key, Stream(batches, num_data=N))`.
+    """Batches of data beyond memory, in place of arrays: `fit(model, SVGP(), key, Stream(...))`.
 
-    `batches`: an iterable, or a function that returns one for each epoch. Each batch is a tuple of
-    the model's positional arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument
-    name; none has more rows than the first. `num_data` is N: each row counts N / (rows per batch)
-    times, on average over the passes so far (N rows of a stream without end; ceil(N / B) in the
-    first), so that the batches of a pass, and batches drawn from all data, average to all data. A
-    pass that ends at another number of rows is warned of. If two passes (behind N rows of a stream
-    without end the next N) have other rows, as batches drawn from all data have, the fit's
-    `log_evidence` is a mean over passes, with `stats["log_evidence_se"]`.
+    Parameters
+    ----------
+    batches : iterable or callable
+        The batches of a pass, or a function that returns them anew for each pass. A batch is a
+        tuple of the model's positional arguments, `(X, y)` for `model(X, y=None)`, or a dictionary
+        by argument name. No batch may have more rows than the first.
+    num_data : int
+        Number N of rows of one pass.
+
+    Raises
+    ------
+    DataError
+        For `num_data` below 1 or another type, and in `fit` for batches that do not match the
+        model's arguments.
+
+    Notes
+    -----
+    Each row counts N / (rows per batch) times, averaged over the passes so far, or over N rows of a
+    stream without end. In the first pass it counts ceil(N / B) times, for B rows in the first
+    batch. So the batches of a pass add up to all data, and batches drawn at random from all data do
+    so on average. A warning appears if a pass ends at another number of rows.
+
+    If two passes contain different rows, as random draws do, `log_evidence` is a mean over passes,
+    and `stats["log_evidence_se"]` is its standard error. A generator object can be read only once.
+    Pass the function that makes it instead.
+
+    Examples
+    --------
+    >>> X, y = np.arange(12.0), np.arange(12.0)
+    >>> def batches():
+    ...     yield from zip(np.split(X, 3), np.split(y, 3))
+    >>> pg.Stream(batches, num_data=12).restarts
+    True
     """
 
     batches: Iterable | Callable[[], Iterable]
@@ -52,11 +77,11 @@ class Stream:
 
     @property
     def restarts(self) -> bool:
-        """Whether a second pass is possible; an iterator is used up by the first."""
+        """Whether a second pass is possible. An iterator can be read only once."""
         return callable(self.batches) or not isinstance(self.batches, Iterator)
 
     def whole(self) -> Iterable:
-        """What one pass goes over."""
+        """The batches of one pass."""
         return self.batches() if callable(self.batches) else self.batches
 
 

@@ -51,29 +51,62 @@ _ANNEALED = (autoguide.AutoDAIS, autoguide.AutoSemiDAIS)
 
 @dataclass(frozen=True)
 class SVI:
-    """NumPyro's SVI with any of its guides.
+    """NumPyro's SVI for models without a GP, with any guide, and a check of the result.
 
-    - `guide`: an autoguide class, `functools.partial` of one (`init_scale=`), an autoguide that was
-      made of the model, or a guide function with the model's arguments.
-    - `loss`: a NumPyro loss, by default `ppl_gp.ELBO()`.
-    - `optimiser`: an optax transformation, used as it is; by default Adam, whose rate falls from
-      `learning_rate` to zero along a squared cosine (memory of squared gradients: 20 steps).
-    - `num_draws`: draws of the guide's distribution that are kept.
+    For networks, regressions and other models with continuous latents. Latents of each row have
+    parameters of their own in an autoguide, and all rows are used at every step.
 
-    Results: completed; nonfinite; interrupted. `log_evidence` is the bound at the end, nats, the
-    mean of 200 draws with standard error `stats["log_evidence_se"]`; `None` of guides that are
-    trained as points. `stats["losses"]`: of every step. The end is judged against the posterior, in
-    unconstrained coordinates, by 2000 importance weights: `stats["mean_shift"]`, the furthest mean,
-    in posterior sds; `["sd_ratio"]`, the guide's sd over the posterior's, where it is furthest from
-    1; `["importance_gain"]`, log p(y) less the bound, nats; `["pareto_k"]` of the weights. A
-    warning if a mean is more than 0.1 sd off, an sd by a tenth, or k-hat is above 0.7
-    (`AutoLaplaceApproximation`: k-hat alone). Guides of points, and of more than 1000 latents, are
-    not judged, and `stats["ended"]` says so.
-    Latents of each datum have parameters of their own in an autoguide: all rows are used
-    at every step, unless the model subsamples, which is refused here (`NumPyro`'s own SVI does it).
+    Parameters
+    ----------
+    guide : autoguide class, guide or callable, default AutoNormal
+        A class of NumPyro autoguides, a `functools.partial` of one, an autoguide made of the model,
+        or a guide function with the arguments of the model.
+    loss : NumPyro loss, default ELBO()
+        What training minimises.
+    num_steps : int, default 2000
+        Number of steps.
+    learning_rate : float, default 0.05
+        Adam's rate at the start. It falls to zero along a squared cosine.
+    optimiser : optax.GradientTransformation, default None
+        Used as it is, instead of Adam.
+    num_draws : int, default 1000
+        Draws of the guide that are kept.
 
-    `ModelError` for GP sites (`SVGP` is for those), params, discrete latents. A step costs one
-    gradient of the loss. Each fit compiles anew, as autoguides hold the shapes of their data.
+    Raises
+    ------
+    DataError
+        For numbers out of range, an optimiser that is not from optax, and annealed guides
+        (`AutoDAIS`).
+    ModelError
+        In `fit`, for GP sites (use `SVGP`, or `guide` with NumPyro's SVI), params, discrete latents
+        and plates that subsample. Also for a guide that does not match the model, and a log density
+        that is not finite at any start.
+
+    Notes
+    -----
+    `log_evidence` is the bound at the end, nats: a mean of 200 draws with standard error
+    `stats["log_evidence_se"]`. It is `None` for guides that are trained as points.
+    `stats["losses"]` has the loss of every step. `fit.result` is `completed`, `nonfinite` or
+    `interrupted`.
+
+    At the end `fit` compares the guide with the posterior, in unconstrained coordinates, by 2000
+    importance weights. A warning appears for a mean that is off by 0.1 posterior standard
+    deviations, a standard deviation off by a tenth, or k-hat above 0.7. Entries of `stats`:
+
+    - "mean_shift": largest error of a mean, in posterior standard deviations.
+    - "sd_ratio": standard deviation of the guide over the posterior's, where it is furthest from 1.
+    - "importance_gain": log p(y) minus the bound, nats.
+    - "pareto_k": k-hat of the weights. `AutoLaplaceApproximation` has this entry only.
+
+    Guides of points and of more than 1000 latents are not judged, and `stats["ended"]` says so. A
+    step costs one gradient of the loss. Each fit compiles anew, because autoguides keep the shapes
+    of their data.
+
+    Examples
+    --------
+    >>> from numpyro.infer.autoguide import AutoMultivariateNormal
+    >>> pg.SVI(guide=AutoMultivariateNormal, num_steps=500).evidence_is
+    'lower bound'
     """
 
     evidence_is: ClassVar[str] = "lower bound"

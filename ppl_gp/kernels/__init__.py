@@ -1,5 +1,6 @@
-"""Covariance functions and their algebra. Constructor order: variance, then length scale, then what
-is particular.
+"""Kernels (covariance functions) and their sums and products.
+
+The order of parameters is variance, length scale, and then what is particular to the kernel.
 """
 
 from ppl_gp.kernels.base import CallableKernel, Constant, Kernel, Product, Sum, as_kernel

@@ -180,14 +180,28 @@ def safe_sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 class Kernel(eqx.Module):
-    """A covariance function: `k(X1, X2)` is (N1, N2); `k.diag(X)` is (N,) at O(N) cost.
+    """Base class of kernels: `k(X1, X2)` is (N1, N2), and `k.diag(X)` is (N,) in O(N).
 
-    Inputs are (N, D), or (N,) for one input dimension; integers become floats. `+` and `*` take
-    kernels, callables (see `as_kernel`) and numbers; a number c stands for `Constant(c)`.
+    Inputs are (N, D), or (N,) for one input dimension, and integers become floats. `+` and `*`
+    combine kernels with kernels, callables (see `as_kernel`) and numbers; a number c means
+    `Constant(c)`.
 
-    Parameters may be Python numbers, arrays or tracers. Their shapes are checked when the kernel is
-    called, not when it is made, so a kernel whose parameters carry a batch axis is a pytree that
-    `jax.vmap` maps over. Calling a kernel raises `DataError` where shapes do not fit.
+    Raises
+    ------
+    DataError
+        If you call a kernel with shapes that do not match.
+
+    Notes
+    -----
+    Parameters may be Python numbers, arrays or tracers. Their shapes are checked when you call the
+    kernel, not when you make it. A kernel whose parameters have a batch axis is therefore a pytree
+    that `jax.vmap` can map over.
+
+    Examples
+    --------
+    >>> kernel = pg.kernels.RBF(1.0, 0.5) + 2.0 * pg.kernels.Linear()
+    >>> kernel(np.array([0.0, 1.0]), np.array([1.0])).round(2).tolist()
+    [[0.14], [3.0]]
     """
 
     __array_ufunc__ = None  # makes NumPy leave `np.float64(2.0) * kernel` to the kernel
@@ -214,7 +228,19 @@ class Kernel(eqx.Module):
 
 
 class Sum(Kernel):
-    """k(x, x') = k1(x, x') + k2(x, x')."""
+    """The sum of two kernels, k1(x, x') + k2(x, x'), as `k1 + k2` makes it.
+
+    Parameters
+    ----------
+    left, right : Kernel, callable or float
+        The terms.
+
+    Examples
+    --------
+    >>> kernel = pg.kernels.RBF() + pg.kernels.Constant(2.0)
+    >>> kernel(np.zeros(1), np.zeros(1)).tolist()
+    [[3.0]]
+    """
 
     left: Any
     right: Any
@@ -223,12 +249,24 @@ class Sum(Kernel):
         return self.left(X1, X2) + self.right(X1, X2)
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
-        """The vector k(x_n, x_n): the sum of both terms."""
+        """The vector k(x_n, x_n), (N,): the sum of both terms."""
         return self.left.diag(X) + self.right.diag(X)
 
 
 class Product(Kernel):
-    """k(x, x') = k1(x, x') k2(x, x')."""
+    """The product of two kernels, k1(x, x') k2(x, x'), as `k1 * k2` makes it.
+
+    Parameters
+    ----------
+    left, right : Kernel, callable or float
+        The factors.
+
+    Examples
+    --------
+    >>> kernel = pg.kernels.RBF() * pg.kernels.Constant(2.0)
+    >>> kernel(np.zeros(1), np.zeros(1)).tolist()
+    [[2.0]]
+    """
 
     left: Any
     right: Any
@@ -237,7 +275,7 @@ class Product(Kernel):
         return self.left(X1, X2) * self.right(X1, X2)
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
-        """The vector k(x_n, x_n): the product of both factors."""
+        """The vector k(x_n, x_n), (N,): the product of both factors."""
         return self.left.diag(X) * self.right.diag(X)
 
 
@@ -258,7 +296,20 @@ def variance_of(kernel: SameVariance) -> Float[Array, ""]:
 
 
 class Constant(SameVariance):
-    """k(x, x') = variance: the prior of an unknown offset. `active_dims` changes nothing here."""
+    """Kernel of an unknown constant offset, k(x, x') = variance.
+
+    Parameters
+    ----------
+    variance : float, default 1.0
+        The prior variance of the offset.
+    active_dims : int or tuple of int, default None
+        Without effect here.
+
+    Examples
+    --------
+    >>> pg.kernels.Constant(2.0)(np.array([0.0, 1.0]), np.array([5.0])).tolist()
+    [[2.0], [2.0]]
+    """
 
     finite_rank = True
     variance: ArrayLike = 1.0
@@ -271,11 +322,18 @@ class Constant(SameVariance):
 
 
 class CallableKernel(Kernel):
-    """A callable `k(X1, X2) -> (N1, N2)` that lacks `.diag`, with it supplied. Made by `as_kernel`.
+    """A callable `k(X1, X2) -> (N1, N2)` with a method `diag` added. `as_kernel` makes it.
 
-    The diagonal is k(X) for a tinygp kernel, which calls it so, and N evaluations at single rows
-    for other callables, or that of k(X, X) for one that has no value at single rows (distances of
-    the training data that were computed before).
+    Parameters
+    ----------
+    function : callable
+        The kernel, for example of tinygp.
+
+    Notes
+    -----
+    `diag` calls k(X) for a tinygp kernel, and makes N evaluations at single rows for other
+    callables. If the callable has no values at single rows, it takes the diagonal of k(X, X). An
+    example is a kernel of distances of the training data that were computed before.
     """
 
     function: Callable
@@ -295,12 +353,33 @@ class CallableKernel(Kernel):
 
 
 def as_kernel(kernel: Any) -> Any:
-    """`kernel` itself where it is callable and has `.diag`; otherwise a callable wrapped so that it
-    has.
+    """Make a kernel with a method `diag` from any callable.
 
-    A callable that is a pytree (a tinygp kernel, an Equinox module) keeps its parameters as leaves.
-    A plain function has none: what it closes over is seen by jit and grad only where the closure is
-    made inside them. Raises `DataError` for anything that cannot be called.
+    Parameters
+    ----------
+    kernel : callable
+        `k(X1, X2) -> (N1, N2)`. One that has `.diag` is returned unchanged.
+
+    Returns
+    -------
+    Kernel or CallableKernel
+        The kernel.
+
+    Raises
+    ------
+    DataError
+        If `kernel` cannot be called.
+
+    Notes
+    -----
+    A pytree (a tinygp kernel, an Equinox module) keeps its parameters as leaves. A plain function
+    has none: jit and grad reach the values in its closure only if you make the closure inside them.
+
+    Examples
+    --------
+    >>> kernel = pg.kernels.as_kernel(lambda X1, X2: jnp.minimum(X1, X2.T))
+    >>> kernel.diag(np.array([[1.0], [2.0]])).tolist()
+    [1.0, 2.0]
     """
     if not callable(kernel) or isinstance(kernel, type):
         raise DataError(

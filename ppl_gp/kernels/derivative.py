@@ -21,20 +21,37 @@ from ppl_gp.kernels.stationary import Matern12, White
 
 
 class WithDerivatives(Kernel):
-    """k((x, i), (x', j)) = D_i D'_j base(x, x'): D_0 f = f, D_i f = d f / d x_(i-1).
+    """Kernel of a function and its partial derivatives, for observed or predicted slopes.
 
-    Inputs are (N, D + 1): the D columns of `base`, then the column i in {0, ..., D}, which
-    `value_inputs` and `derivative_inputs` append. `active_dims` of `base` count its own columns.
-    The column i is rounded and carries no derivative: training that moves inducing inputs moves x
-    and leaves i.
+    Append a column i to X: 0 is a row of f, and i = 1 ... D a row of d f / d x_i, counted from 1.
+    `value_inputs` and `derivative_inputs` do so.
 
-    Each row is differentiated along its own unit vector, so that one nested jvp gives all four
-    kinds of entry: about eight evaluations of `base` and four matrices, whatever D is; `diag` is
-    O(N). Finite at equal points.
+    Parameters
+    ----------
+    base : Kernel or callable
+        The kernel of f. Its `active_dims` count its own D columns.
 
-    Raises `ModelError` where `base` holds a Matern12 or a White, whose draws have no derivative (a
-    Matern32's have one, which is enough), `DataError` where i is no whole number in 0 .. D; traced,
-    it gives NaN.
+    Raises
+    ------
+    ModelError
+        If `base` contains a Matern12 or a White, whose functions do not have a derivative. Those of
+        a Matern32 have one, which is enough.
+    DataError
+        If i is not a whole number in 0 ... D. Under tracing the result is NaN instead.
+
+    Notes
+    -----
+    `k((x, i), (x', j)) = D_i D'_j base(x, x')`, with `D_0 f = f` and `D_i f` the derivative along
+    column i. It costs about eight evaluations of `base` and four matrices for any D, and `diag` is
+    O(N). It is finite at equal points. The column i is rounded and has no derivative: training that
+    moves inducing inputs moves x and leaves i.
+
+    Examples
+    --------
+    >>> kernel = pg.kernels.WithDerivatives(pg.kernels.RBF(1.0, 0.5))
+    >>> slope = pg.kernels.derivative_inputs(np.array([0.0]))
+    >>> kernel(slope, slope).round(2).tolist()
+    [[4.0]]
     """
 
     base: Any = eqx.field(converter=as_kernel)
@@ -50,7 +67,7 @@ class WithDerivatives(Kernel):
         return chosen + _nan_outside(A, i)[:, None] + _nan_outside(B, j)
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
-        """The vector k(x_n, x_n), of values and slopes."""
+        """The vector k(x_n, x_n), (N,), of values and slopes."""
         A, i = split_inputs(as_inputs(X))
         own = lambda a, s: _jet(self.base, a, a, s, s)[1][1][0, 0]  # noqa: E731
         mixed = jax.vmap(own)(A[:, None], unit_vectors(A, i)[:, None])
@@ -59,11 +76,20 @@ class WithDerivatives(Kernel):
 
 
 class MeanWithDerivatives(eqx.Module):
-    """The mean function that goes with `WithDerivatives`: m(x) where i = 0, d m / d x_(i-1)
-    elsewhere.
+    """Mean function for `WithDerivatives`: m(x) if i = 0, else its derivative along column i.
 
-    `base` is a mean function X -> (N,), `means.Linear(...)` say. A zero mean needs no wrapper; a
-    constant one does, since its derivatives are zero.
+    A zero mean needs no wrapper. A constant one does, because its derivatives are zero.
+
+    Parameters
+    ----------
+    base : callable
+        A mean function X -> (N,), for example `means.Linear(...)`.
+
+    Examples
+    --------
+    >>> mean = pg.kernels.MeanWithDerivatives(pg.means.Linear(2.0, 1.0))
+    >>> mean(pg.kernels.derivative_inputs(np.array([0.0, 3.0]))).tolist()
+    [2.0, 2.0]
     """
 
     base: Any
@@ -82,15 +108,46 @@ class MeanWithDerivatives(eqx.Module):
 
 
 def value_inputs(X: ArrayLike) -> Float[Array, "N D1"]:
-    """Inputs of `WithDerivatives` for f(X): X, (N, D) or (N,), and zeros, (N, D + 1)."""
+    """Make inputs of `WithDerivatives` for the values f(X).
+
+    Parameters
+    ----------
+    X : array
+        Inputs, (N, D) or (N,).
+
+    Returns
+    -------
+    array
+        X and a column of zeros, (N, D + 1).
+
+    Examples
+    --------
+    >>> pg.kernels.value_inputs(np.array([1.0, 2.0])).tolist()
+    [[1.0, 0.0], [2.0, 0.0]]
+    """
     X = as_inputs(X)
     return jnp.concatenate([X, jnp.zeros_like(X[:, :1])], 1)
 
 
 def derivative_inputs(X: ArrayLike, dim: int | None = None) -> Float[Array, "K D1"]:
-    """Inputs of `WithDerivatives` for d f / d x_dim at X, (N, D + 1); `dim` counts columns from 0.
+    """Make inputs of `WithDerivatives` for the partial derivatives of f at X.
 
-    `None` gives all D partial derivatives, (D N, D + 1): column 0 at all points, then column 1 ...
+    Parameters
+    ----------
+    X : array
+        Inputs, (N, D) or (N,).
+    dim : int, default None
+        The column of the derivative, counted from 0. None gives all D partial derivatives.
+
+    Returns
+    -------
+    array
+        (N, D + 1), or (D N, D + 1) for all: column 0 at all points, then column 1, and so on.
+
+    Examples
+    --------
+    >>> pg.kernels.derivative_inputs(np.array([1.0, 2.0]), 0).tolist()
+    [[1.0, 1.0], [2.0, 1.0]]
     """
     X = as_inputs(X)
     dims = range(X.shape[1]) if dim is None else [as_dim(dim, X.shape[1], "derivative_inputs")]

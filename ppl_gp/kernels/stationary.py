@@ -1,8 +1,4 @@
-"""Kernels of the difference x - x'. `variance` is k(x, x), `lengthscale` is one number or one for
-each input, (D,).
-
-Kernels of the inner product x . x': linear and polynomial functions.
-"""
+"""Kernels of the difference x - x', and of the inner product x . x' (linear and polynomial)."""
 
 from abc import abstractmethod
 
@@ -50,36 +46,121 @@ class Isotropic(SameVariance):
 
 
 class RBF(Isotropic):
-    """k = variance exp(-r^2 / 2), the squared exponential (Rasmussen & Williams 2006, eq. 4.9)."""
+    """Squared-exponential kernel, whose functions are infinitely smooth.
+
+    Parameters
+    ----------
+    variance : float, default 1.0
+        k(x, x).
+    lengthscale : float or array, default 1.0
+        In units of x: one number, or one per column, (D,).
+    active_dims : int or tuple of int, default None
+        The columns of X that are used. None is all.
+
+    Notes
+    -----
+    `k = variance exp(-r^2 / 2)` with `r^2 = sum_d (x_d - x'_d)^2 / lengthscale_d^2` (Rasmussen &
+    Williams 2006, equation 4.9).
+
+    Examples
+    --------
+    >>> kernel = pg.kernels.RBF(variance=2.0, lengthscale=0.5)
+    >>> kernel(np.array([0.0]), np.array([0.0, 0.5])).round(2).tolist()
+    [[2.0, 1.21]]
+    """
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.exp(-0.5 * r2)
 
 
 class Matern12(Isotropic):
-    """k = variance exp(-r), exponential (Rasmussen & Williams 2006, eq. 4.18 with gamma = 1)."""
+    """Exponential kernel, whose functions are continuous but rough (Matern with nu = 1/2).
+
+    Parameters
+    ----------
+    variance, lengthscale, active_dims
+        As for `RBF`.
+
+    Notes
+    -----
+    `k = variance exp(-r)`, with r as for `RBF` (Rasmussen & Williams 2006, equation 4.18 with gamma
+    = 1).
+
+    Examples
+    --------
+    >>> pg.kernels.Matern12(2.0, 0.5)(np.array([0.0]), np.array([0.5])).round(2).tolist()
+    [[0.74]]
+    """
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern12(r2)
 
 
 class Matern32(Isotropic):
-    """k = variance (1 + s) exp(-s), s = sqrt(3) r (Rasmussen & Williams 2006, eq. 4.17)."""
+    """Matern kernel with nu = 3/2, whose functions are once differentiable.
+
+    Parameters
+    ----------
+    variance, lengthscale, active_dims
+        As for `RBF`.
+
+    Notes
+    -----
+    `k = variance (1 + s) exp(-s)`, `s = sqrt(3) r`, with r as for `RBF` (Rasmussen & Williams 2006,
+    equation 4.17).
+
+    Examples
+    --------
+    >>> pg.kernels.Matern32(2.0, 0.5)(np.array([0.0]), np.array([0.5])).round(2).tolist()
+    [[0.97]]
+    """
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern32(r2)
 
 
 class Matern52(Isotropic):
-    """k = variance (1 + s + s^2/3) exp(-s), s = sqrt(5) r (Rasmussen & Williams 2006, eq. 4.17)."""
+    """Matern kernel with nu = 5/2, whose functions are twice differentiable.
+
+    Parameters
+    ----------
+    variance, lengthscale, active_dims
+        As for `RBF`.
+
+    Notes
+    -----
+    `k = variance (1 + s + s^2 / 3) exp(-s)`, `s = sqrt(5) r`, with r as for `RBF` (Rasmussen &
+    Williams 2006, equation 4.17).
+
+    Examples
+    --------
+    >>> pg.kernels.Matern52(2.0, 0.5)(np.array([0.0]), np.array([0.5])).round(2).tolist()
+    [[1.05]]
+    """
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern52(r2)
 
 
 class RationalQuadratic(Isotropic):
-    """k = variance (1 + r^2 / (2 alpha))^(-alpha) (Rasmussen & Williams 2006, eq. 4.19): RBFs of
-    many length scales.
+    """Mixture of RBF kernels of many length scales.
+
+    Parameters
+    ----------
+    variance, lengthscale, active_dims
+        As for `RBF`.
+    alpha : float, default 1.0
+        Positive. The larger, the narrower the range of length scales; infinity is `RBF`.
+
+    Notes
+    -----
+    `k = variance (1 + r^2 / (2 alpha))^(-alpha)`, with r as for `RBF` (Rasmussen & Williams 2006,
+    equation 4.19).
+
+    Examples
+    --------
+    >>> pg.kernels.RationalQuadratic(2.0, 0.5)(np.array([0.0]), np.array([0.5])).round(2).tolist()
+    [[1.33]]
     """
 
     alpha: ArrayLike = 1.0
@@ -90,11 +171,27 @@ class RationalQuadratic(Isotropic):
 
 
 class Periodic(SameVariance):
-    """k = variance exp(-2 sum_d sin^2(pi (x_d - x'_d) / period_d) / lengthscale_d^2).
+    """Kernel of functions that repeat with a fixed period.
 
-    Rasmussen & Williams 2006, eq. 4.31. `period` is in units of x, `lengthscale` a pure number;
-    each is one number or (D,). Computed as an RBF of points u on circles, |u - u'| = 2 |sin(pi (x -
-    x') / period)|.
+    Parameters
+    ----------
+    variance, active_dims
+        As for `RBF`.
+    lengthscale : float or array, default 1.0
+        A pure number, not in units of x. One number, or one per column, (D,).
+    period : float or array, default 1.0
+        In units of x. One number, or one per column, (D,).
+
+    Notes
+    -----
+    `k = variance exp(-2 sum_d sin^2(pi (x_d - x'_d) / period_d) / lengthscale_d^2)` (Rasmussen &
+    Williams 2006, equation 4.31).
+
+    Examples
+    --------
+    >>> kernel = pg.kernels.Periodic(period=2.0)
+    >>> kernel(np.array([0.0]), np.array([1.0, 2.0])).round(2).tolist()
+    [[0.14, 1.0]]
     """
 
     variance: ArrayLike = 1.0
@@ -119,12 +216,26 @@ class Periodic(SameVariance):
 
 
 class White(SameVariance):
-    """k(x, x') = variance where x and x' are equal in every (active) column, else 0.
+    """Kernel of an independent value for each distinct input.
 
-    Equality of values, not of array objects, so the kernel means the same under jit and for any
-    split of the data: a row that occurs twice has the same draw both times, and a training input
-    met again at prediction keeps its draw. For independent noise on every datum, duplicates
-    included, use the GP's `jitter` or the likelihood's own noise.
+    Parameters
+    ----------
+    variance : float, default 1.0
+        k(x, x).
+    active_dims : int or tuple of int, default None
+        The columns of X that are used. None is all.
+
+    Notes
+    -----
+    k(x, x') = variance if x and x' are equal in every active column, else 0. Values count, so a row
+    that occurs twice has the same draw both times, and a training input keeps its draw at
+    prediction. For independent noise on every datum, duplicates included, use the GP's `jitter` or
+    the noise of the likelihood.
+
+    Examples
+    --------
+    >>> pg.kernels.White(0.5)(np.array([0.0, 1.0]), np.array([1.0])).tolist()
+    [[0.0], [0.5]]
     """
 
     variance: ArrayLike = 1.0
@@ -191,9 +302,23 @@ def _matern52_jvp(primals, tangents):
 
 
 class Linear(Kernel):
-    """k(x, x') = sum_d variance_d x_d x'_d: f(x) = w . x with w_d ~ N(0, variance_d).
+    """Kernel of linear functions, f(x) = w . x with w_d ~ N(0, variance_d).
 
-    `variance` is one number or one for each input, (D,). For an offset add `Constant(...)`.
+    Parameters
+    ----------
+    variance : float or array, default 1.0
+        Of the weights: one number, or one per column, (D,).
+    active_dims : int or tuple of int, default None
+        The columns of X that are used. None is all.
+
+    Notes
+    -----
+    `k(x, x') = sum_d variance_d x_d x'_d`. For an offset, add `Constant(...)`.
+
+    Examples
+    --------
+    >>> pg.kernels.Linear(2.0)(np.array([1.0, 3.0]), np.array([2.0])).tolist()
+    [[4.0], [12.0]]
     """
 
     finite_rank = True
@@ -217,9 +342,27 @@ def _degree(degree) -> int:
 
 
 class Polynomial(Kernel):
-    """k(x, x') = variance (x . x' + offset)^degree (Rasmussen & Williams 2006, section 4.2.2).
+    """Kernel of polynomials of a given degree.
 
-    `degree` is a positive integer, fixed when the kernel is made; `offset` >= 0 is one number.
+    Parameters
+    ----------
+    variance : float, default 1.0
+        A factor of the kernel.
+    degree : int, default 2
+        Positive, and fixed when the kernel is made.
+    offset : float, default 1.0
+        One number that is not negative.
+    active_dims : int or tuple of int, default None
+        The columns of X that are used. None is all.
+
+    Notes
+    -----
+    `k(x, x') = variance (x . x' + offset)^degree` (Rasmussen & Williams 2006, section 4.2.2).
+
+    Examples
+    --------
+    >>> pg.kernels.Polynomial(1.0, degree=2)(np.array([1.0]), np.array([2.0])).tolist()
+    [[9.0]]
     """
 
     finite_rank = True

@@ -115,8 +115,40 @@ def _log_terms(form: Logistic, xi):
 
 
 class LocalBound(LocalMethod):
-    """Jaakkola-Jordan bound: logistic likelihoods only, `ModelError` otherwise. `tol` is on the
-    change of log xi.
+    """The bound of Jaakkola and Jordan for logistic likelihoods.
+
+    A lower bound on the evidence without quadrature. It is the loosest of the local methods, and
+    its posterior is too narrow, so use it only for comparisons.
+
+    Parameters
+    ----------
+    hyper, integrate : default MAP(), "gaussian"
+        What happens to the hyperparameters, and which sites are integrated. See `LocalMethod`.
+    tol : float, default 1e-8
+        Largest change of log xi at which the iteration ends.
+    max_steps : int, default 500
+        Steps at most.
+
+    Raises
+    ------
+    DataError
+        For numbers out of range.
+    ModelError
+        In `fit`, unless the data are Bernoulli or binomial with logits that are proved affine in
+        one function per datum. Masks, scales and repeats of a datum are allowed.
+
+    Notes
+    -----
+    `log sigma(eta) >= log sigma(xi) + (eta - xi) / 2 - lambda(xi) (eta^2 - xi^2)`, with `lambda(xi)
+    = tanh(xi / 2) / (4 xi)` and one `xi_n` per datum, set to `xi_n^2 = E[eta_n^2]`. A step costs
+    O(N^3). `fit.result` is `converged`, `max_steps` or `nonfinite`.
+
+    Sources: Jaakkola & Jordan (2000); Bishop (2006), section 10.6.
+
+    Examples
+    --------
+    >>> pg.LocalBound(hyper=pg.Grid()).evidence_is
+    'lower bound'
     """
 
     evidence_is = "lower bound"

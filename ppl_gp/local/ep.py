@@ -49,12 +49,59 @@ _TRIES = 3  # of several functions, which a short step may lead where a long one
 
 
 class EP(LocalMethod):
-    """Expectation propagation. `damping` is the fraction of each new site that a sweep takes;
-    `power` in (0, 1].
+    """Expectation propagation: a Gaussian per datum that matches the moments of its likelihood.
 
-    `tol` bounds the moments' mismatch in posterior standard deviations. `closed_form=False` forces
-    quadrature, by `num_nodes` a datum: 96 for one function; in each direction 24 for two functions
-    a datum and 14 for three; 8192 points in all above.
+    Use it for binary data and sparse counts, if the evidence or probabilities matter. Its evidence
+    is an estimate and not a bound. If it does not converge, lower `damping` or `power`.
+
+    Parameters
+    ----------
+    hyper, integrate : default MAP(), "gaussian"
+        What happens to the hyperparameters, and which sites are integrated. See `LocalMethod`.
+    power : float, default 1.0
+        Power of the likelihood that is matched at a time, in (0, 1]. 1 is EP, and 0 would be
+        `VI()`.
+    damping : float, default 0.9
+        Fraction of each new Gaussian that a sweep takes, in (0, 1].
+    sequential : bool, default False
+        Update one datum after another instead of all at once. For one function per datum only.
+    closed_form : bool, default True
+        Use closed forms for Gaussian and probit likelihoods. `False` forces quadrature.
+    num_nodes : int, default 96 for one function per datum
+        Quadrature nodes per datum: per direction 24 for two functions and 14 for three, and 8192
+        points in all for more.
+    tol : float, default 1e-8
+        Largest mismatch of moments, in posterior standard deviations.
+    max_steps : int, default 200
+        Sweeps at most.
+
+    Raises
+    ------
+    DataError
+        For numbers out of range.
+    ModelError
+        In `fit`, for `sequential=True` with several functions per datum, and for a likelihood that
+        depends on other rows (`NotPointwiseError`).
+
+    Notes
+    -----
+    A sweep removes each Gaussian `t_n` from its marginal, which leaves the cavity, and matches the
+    moments of cavity times likelihood^power. The log evidence is `log int N(f; m, K) prod_n t_n df
+    + (1 / power) sum_n log(int cavity_n p_n^power df_n / int cavity_n t_n^power df_n)`. A sweep
+    costs O(N^3) and `num_nodes` likelihood values per datum. It takes 6 to 12 sweeps.
+
+    `fit.result` is `converged`, `max_steps`, `nonfinite`, or `negative_cavity` (a cavity had no
+    proper precision at the end). Precisions of `t_n` may be negative if the likelihood is not
+    log-concave.
+
+    Sources: Minka (2001, 2004); Rasmussen & Williams (2006), section 3.6; Bishop (2006), section
+    10.7.
+
+    Examples
+    --------
+    >>> method = pg.EP(hyper=pg.Grid(), damping=0.5)
+    >>> method.damping, method.evidence_is
+    (0.5, 'estimate')
     """
 
     power: float = eqx.field(default=1.0, static=True)

@@ -66,20 +66,59 @@ class _State(NamedTuple):
 
 
 class Laplace(LocalMethod):
-    """Laplace approximation. `tol` is on the Newton decrement, in posterior standard deviations.
+    """Laplace's method: a Gaussian at the mode of the posterior.
 
-    `hyper`: `MAP()`, `Fixed({...})`, `Grid()` or `Sample()`. Results: converged, max_steps,
-    nonfinite, negative_curvature.
+    The cheapest local method, and exact for Gaussian noise. Use it for counts and positive values.
+    For sparse counts or binary data prefer `EP()`, or `marginals="simplified"`.
 
-    `marginals`: `"gaussian"` has its means at the mode. `"simplified"` shifts the means of latents
-    and effects by the likelihood's third derivatives at the mode, which costs one more solve and
-    leaves variances and the evidence as they are (Rue, Martino & Chopin 2009, section 3.2.3). Draws
-    of them at the training rows, and the quantiles of `summary`, have the skewness of that section
-    too, if each datum sees one function.
+    Parameters
+    ----------
+    hyper, integrate : default MAP(), "gaussian"
+        What happens to the hyperparameters, and which sites are integrated. See `LocalMethod`.
+    tol : float, default 1e-8
+        Newton decrement at which the search ends, in posterior standard deviations.
+    max_steps : int, default 100
+        Newton steps at most.
+    marginals : "gaussian" or "simplified", default "gaussian"
+        "simplified" moves the means of latents and effects from the mode to the posterior mean, to
+        first order in the third derivatives of the likelihood. It costs one more solve. Variances
+        and the evidence do not change.
 
-    Of a model without GPs and without a linear predictor (or with `integrate=()`), it is a Gaussian
-    at the joint mode of all latents in NumPyro's unconstrained coordinates, `infer.joint_mode`:
-    `MAP(restarts=)` looks for it, `Fixed` holds sites, and the evidence has the log-Jacobian.
+    Raises
+    ------
+    DataError
+        For another `marginals`, or numbers out of range.
+    ModelError
+        In `fit`, for example if the likelihood of a row depends on other rows
+        (`NotPointwiseError`).
+
+    Notes
+    -----
+    With the mode `f^` and `W = -d^2 log p(y | f) / df^2` there, the log evidence is approximated by
+    `log p(y | f^) - (f^ - m)^T K^-1 (f^ - m) / 2 - log|I + K W| / 2`. Its gradient includes the
+    movement of the mode. For skewed posteriors, such as those of binary data, means are too close
+    to zero and the evidence is too low. A step costs O(N^3), and O(R^3 N^3) for R functions per
+    row.
+
+    `fit.result` is `converged`, `max_steps`, `nonfinite` (the likelihood is not finite near the
+    mode), or `negative_curvature` (not log-concave, and the end is not a maximum).
+
+    With "simplified" marginals, draws at the training rows and the quantiles of `fit.summary()` are
+    skewed too, if each row depends on one function.
+
+    For a model without GPs and without a linear predictor, or with `integrate=()`, the Gaussian is
+    at the joint mode of all latents. It is one in NumPyro's unconstrained coordinates, and the
+    evidence includes their log-Jacobian. `MAP(restarts=)` sets the number of starts, and `Fixed`
+    keeps sites fixed.
+
+    Sources: Rasmussen & Williams (2006), algorithm 3.1; Bishop (2006), section 6.4.6; Rue, Martino
+    & Chopin (2009), section 3.2.3, for simplified marginals.
+
+    Examples
+    --------
+    >>> method = pg.Laplace(hyper=pg.Grid(), marginals="simplified")
+    >>> method.marginals, method.evidence_is
+    ('simplified', 'estimate')
     """
 
     tol: float = eqx.field(default=1e-8, static=True)

@@ -58,10 +58,36 @@ class Solution(NamedTuple):
 
 
 class LocalMethod(eqx.Module):
-    """A Gaussian approximation with one pseudo-likelihood per datum; `solve` finds it.
+    """Base class of `Laplace`, `EP`, `VI` and `LocalBound`: a Gaussian factor per datum.
 
-    `integrate`: the Gaussian sites that are integrated: `"gaussian"`, all that the data see through
-    one linear predictor, or a tuple of names. The others are hyperparameters.
+    To add a method, subclass it and write `solve` and `log_terms`. If the evidence is not
+    stationary in the Gaussians, override `pull_back` too. `fit`, `check`, prediction and comparison
+    then accept the method.
+
+    Parameters
+    ----------
+    hyper : MAP, Fixed, Grid or Sample, default MAP()
+        What happens to the hyperparameters.
+    integrate : "gaussian" or tuple of str, default "gaussian"
+        Gaussian sites that are integrated: all on which the data depend through one linear
+        predictor, or the named ones. The other sites are hyperparameters.
+
+    Raises
+    ------
+    DataError
+        If `max_steps` is below 1, `num_nodes` below 2, or `tol` not positive, for methods with
+        these.
+
+    Notes
+    -----
+    `evidence_is` is "estimate" or "lower bound", and says what the log evidence is.
+
+    Examples
+    --------
+    >>> pg.Laplace(integrate=("u",)).integrate
+    ('u',)
+    >>> issubclass(pg.EP, pg.LocalMethod)
+    True
     """
 
     evidence_is: ClassVar[str] = "estimate"  # or "lower bound": what `log_evidence` is
@@ -82,13 +108,15 @@ class LocalMethod(eqx.Module):
 
     @abc.abstractmethod
     def log_terms(self, log_lik: LogLikelihood, solution: Solution) -> Float[Array, "N"]:
-        """c_n with log evidence = sum_n c_n - alpha^T (mu - m) / 2 - log|I + T K| / 2: what stands
-        for the likelihood at the posterior mean mu, each site's value there included
-        (`natural.assembled`); differentiable in log_lik.
+        """Terms c_n of the log evidence, (N,), nats; differentiable in `log_lik`.
+
+        `log evidence = sum_n c_n - alpha^T (mu - m) / 2 - log|I + T K| / 2`. `c_n` replaces the
+        likelihood at the posterior mean mu, and includes the value of each site there
+        (`natural.assembled`).
         """
 
     def form(self, factors: Factors) -> type[PseudoLikelihood]:
-        """What is known of the signs of the pseudo-likelihood."""
+        """The class of pseudo-likelihood, by what is known about its signs."""
         return Positive if factors.log_lik.is_concave else PseudoLikelihood
 
     def centred(
@@ -98,13 +126,13 @@ class LocalMethod(eqx.Module):
         return sites, q
 
     def refuses(self, log_lik: LogLikelihood) -> str | None:
-        """The message of a `ModelError`, where it cannot take this pointwise likelihood."""
+        """The message of a `ModelError` if the method cannot take this likelihood, else `None`."""
         return None
 
     def pull_back(self, K, mean, log_lik, solution: Solution):
-        """d log evidence / d (K, mean, log_lik) at the solution.
+        """d log evidence / d (K, mean, log_lik) at a fixed solution.
 
-        It is held fixed: exact where the evidence is stationary in it (EP, VI, the local bound).
+        Exact if the evidence is stationary in the solution, as for EP, VI and the local bound.
         """
         _, pull = vjp(lambda K, m: log_partition_and_mean(K, m, solution.sites)[0], K, mean)
         _, pull_terms = eqx.filter_vjp(lambda lik: jnp.sum(self.log_terms(lik, solution)), log_lik)
@@ -189,18 +217,53 @@ def first_sites(method: LocalMethod, factors: Factors, general: bool = False) ->
 
 
 def log_evidence(method: LocalMethod, factors: Factors, init: PseudoLikelihood | None = None):
-    """(log evidence or bound in nats, Solution), differentiable in everything `factors` holds.
+    """Compute the log evidence of a model at given hyperparameters, with exact first derivatives.
 
-    log p(y | hyperparameters), or the method's approximation of it: log int N(f; m, K) prod sites
-    df + sum_n c_n, and the terms of observed sites that belong to no datum (`log_lik.shared`).
+    Use it inside `jax.jit`, `jax.vmap` or `jax.grad`, if `fit` is not what you need.
 
-    `init`: a warm start. Where its class is `Positive`, forms for other likelihoods and rescues
-    from failed starts are not compiled; a solution that did not converge is then worth another try
-    with `as_general(init)`.
+    Parameters
+    ----------
+    method : LocalMethod
+        `Laplace()`, `EP()`, `VI()` or `LocalBound()`.
+    factors : Factors
+        The model at its hyperparameters, from `pg.read`. The result is differentiable in its
+        arrays.
+    init : PseudoLikelihood, default None
+        Sites to start from, such as `solution.sites` of similar hyperparameters. If they are of
+        class `Positive`, less is compiled. A solution that did not converge may then succeed if you
+        start again from `ppl_gp.local.natural.as_general(init)`.
 
-    The gradient is exact at the fixed point and of first order only: differentiating twice raises
-    rather than returning a wrong Hessian. Cost: the method's `solve`, and for the gradient O(N^3)
-    once.
+    Returns
+    -------
+    value : array, ()
+        The log evidence or a bound on it, nats, with the terms of observed sites outside the data's
+        plate.
+    solution : Solution
+        `sites`, `marginals` (`mean`, `variance`), `steps`, `residual` and `code`.
+        `Result.from_code` translates the code. Unless the solver converged, the value is not the
+        evidence.
+
+    Raises
+    ------
+    ModelError
+        If the method does not accept the likelihood of several functions.
+
+    Notes
+    -----
+    `log int N(f; m, K) prod_n t_n(f_n) df + sum_n c_n`, with the method's Gaussians `t_n`. The
+    gradient is exact at the fixed point. Differentiating twice raises an error instead of a wrong
+    Hessian. It costs the method's `solve`, and O(N^3) once for the gradient.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> factors = pg.read(model, jnp.arange(4.0), y=jnp.array([0, 2, 1, 0]))
+    >>> value, solution = pg.log_evidence(pg.EP(), factors)
+    >>> round(float(value), 2), pg.Result.from_code(solution.code).value
+    (-5.33, 'converged')
     """
     prior, log_lik = factors.prior, factors.log_lik
     if log_lik.functions > 1 and (why := method.refuses(log_lik)) is not None:

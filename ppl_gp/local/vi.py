@@ -70,8 +70,44 @@ def expectation_gap(log_lik, mean, variance, expected, nodes) -> Float[Array, "N
 
 
 class VI(LocalMethod):
-    """Full-covariance Gaussian variational inference. `damping` is the natural-gradient step size
-    in (0, 1]; `num_nodes` as of `EP`.
+    """Variational inference with a full-covariance Gaussian, by natural gradients.
+
+    Use it if you need a lower bound on the evidence, or for heavy tails and noise that is a
+    function. Standard deviations come out somewhat too small.
+
+    Parameters
+    ----------
+    hyper, integrate : default MAP(), "gaussian"
+        What happens to the hyperparameters, and which sites are integrated. See `LocalMethod`.
+    damping : float, default 1.0
+        Size of a natural-gradient step, in (0, 1].
+    num_nodes : int, default 96 for one function per datum
+        Quadrature nodes per datum. For several functions as in `EP`.
+    tol : float, default 1e-8
+        Largest mismatch of moments, in posterior standard deviations.
+    max_steps : int, default 200
+        Steps at most.
+
+    Raises
+    ------
+    DataError
+        For numbers out of range.
+    ModelError
+        In `fit`, for example if the likelihood of a row depends on other rows
+        (`NotPointwiseError`).
+
+    Notes
+    -----
+    Maximises the bound `sum_n E_q[log p(y_n | f_n)] - KL[q(f) || p(f)]` over all Gaussians q. It
+    starts from Laplace's solution, and no step may lower the bound. Gaussian noise is exact after
+    one step. A step costs O(N^3). `fit.result` is `converged`, `max_steps` or `nonfinite`.
+
+    Sources: Opper & Archambeau (2009); Khan & Lin (2017).
+
+    Examples
+    --------
+    >>> pg.VI(damping=0.5).evidence_is
+    'lower bound'
     """
 
     evidence_is = "lower bound"

@@ -22,8 +22,30 @@ _OWN: list[tuple[Callable[[Any], bool], Make]] = []
 
 
 def register_family(fits: Callable[[Any], bool], make: Make) -> None:
-    """Add a family: `fits(support)` says whether a site's support is its own, `make(name, site)`
-    gives its first q. Later ones come first. Conjugacy is proved all the same.
+    """Add a family of distributions to `MeanField`.
+
+    `fit` still proves that the model is conjugate.
+
+    Parameters
+    ----------
+    fits : callable
+        `fits(support)` returns whether the family is for sites of this support, a NumPyro
+        constraint.
+    make : callable
+        `make(name, site)` returns the first q of a site, a `ppl_gp.mean_field.family.Family`.
+        `site` is its entry in the trace.
+
+    Notes
+    -----
+    Families that are registered later are tried first, and all before those of the package.
+
+    Examples
+    --------
+    >>> from ppl_gp.mean_field.positive import Gamma
+    >>> def make(name, site):
+    ...     ones = jnp.ones(site["fn"].shape())
+    ...     return Gamma((name,), ones.shape, False, ones, ones)
+    >>> pg.register_family(lambda support: support is dist.constraints.nonnegative, make)
     """
     _OWN.insert(0, (fits, make))
 

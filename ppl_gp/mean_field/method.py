@@ -40,52 +40,87 @@ CHUNK = 10  # sweeps between two looks at Ctrl-C
 
 @dataclass(frozen=True)
 class MeanField:
-    """q(z) = prod_j q_j(z_j), each q_j of an exponential family, by coordinate ascent: log q_j =
-    E_{q without j}[log p(y, z)] + const (Bishop 2006, eq. 10.9; Winn & Bishop 2005).
+    """Mean-field variational inference with exact expectations, for conjugate models.
 
-    Latent sites are Gaussian (normal, multivariate normal, GP sites with fixed kernels), gamma,
-    inverse gamma, beta, Dirichlet, Wishart, inverse Wishart, or discrete with few categories, which
-    are summed. That every density is affine in the statistics of the sites that it sees is proved
-    before the first sweep, at values over orders of magnitude; expectations are then exact sums
-    over a few nodes, of the model's own densities, so that any link may be written.
+    For mixtures with discrete labels, regressions with unknown noise, factor analysis and the like.
+    You write an ordinary model, and `fit` proves that it is conjugate. It needs float64.
 
-    - `factors`: names of sites that share a block, `[["mean", "precision"]]`; default: each site
-      alone, but for a mean with the precision that scales its prior, where both are conjugate
-      together. Elements of a plate are apart where no density couples them.
-    - `init`: {site: value to start from}, labels or probabilities of discrete sites. By default
-      labels by k-means++ of the observed rows, and draws of the prior.
-    - `restarts`: starts that are climbed in one compiled call; the best bound is kept,
-      `stats["restart_bounds"]` has all.
-    - `bounds`: Bernoulli and binomial sites with logits affine in Gaussian sites take the local
-      bound of Jaakkola and Jordan, `stats["local_bounds"]` says which.
-    - `tol`: nats that a sweep must gain to go on; `max_steps`: sweeps, or steps on batches.
-      `num_draws`: of q, kept for predictions.
-    - `batch_size`: rows a step, of arrays in memory or memory maps; a `Stream` has batches of its
-      own. Stochastic variational inference (Hoffman et al. 2013): the factors of a batch's rows are
-      brought to their optimum, then each other block goes a step rho from its natural parameters
-      towards its maximum, rows counted N / B times. `natural_rate`: rho, a number in (0, 1] or a
-      function of the step, counted from 0 as optax's schedules count; `None`: (t +
-      delay)^-forgetting at step number t = 1, 2, ... `checkpoint`: a `Checkpoint`. Rows must be
-      independent given the sites that stand in none of them, whatever their number, which is
-      checked on the first batch. Conjugacy is proved on the first batch, and of the other rows in
-      the last pass (of a stream that is read but once, as they come) where its steps depend on
-      them: some fifty gradients of a batch.
+    Parameters
+    ----------
+    factors : list of lists of str, default None
+        Sites that share a factor of q, for example `[["mean", "precision"]]`. `None` keeps each
+        site alone, but joins a mean with the precision that scales its prior, if both are conjugate
+        together. Elements of a plate are independent in q if no density couples them.
+    init : dict, default {}
+        `{site: value}` to start from: labels or probabilities for discrete sites, values for
+        Gaussian ones. By default labels come from k-means++ of the observed rows, and the rest from
+        the prior.
+    restarts : int, default 1
+        Starts that are climbed in one compiled call. The best bound is kept, and
+        `stats["restart_bounds"]` has all. Mixtures need several. On batches there is one.
+    bounds : bool, default True
+        Use the bound of Jaakkola and Jordan for Bernoulli and binomial sites whose logits are
+        affine in Gaussian sites. `stats["local_bounds"]` lists them.
+    tol : float, default 1e-11
+        Nats that a sweep must gain to go on.
+    max_steps : int, default 1000
+        Sweeps at most, or steps on batches.
+    num_draws : int, default 1000
+        Draws of q that are kept for predictions.
+    batch_size : int, default None
+        Rows per step, for arrays or memory maps. `None` sweeps over all rows. A `Stream` has its
+        own batches.
+    natural_rate : float or callable, default None
+        Size rho of a step on batches, in (0, 1], or a function of the step, counted from 0. `None`
+        is `(t + delay)^-forgetting` at step t = 1, 2, ...
+    delay, forgetting : float, default 1.0, 0.7
+        See `natural_rate`. At least 0, and in (0.5, 1].
+    checkpoint : Checkpoint, default None
+        Where a run on batches is saved.
 
-    `log_evidence` is the bound, nats, exact in every constant, of steps on batches too: all data
-    are read once at their end (`None` for a stream that cannot be read again). Then
-    `stats["bounds"]` has each batch's estimate of it, and `fit.sites` the factors of all rows, of a
-    stream those of its first batch. `fit.sites` are NumPyro distributions, `fit.factors` the
-    blocks. Results: converged; max_steps; nonfinite; interrupted; of steps on batches completed
-    (all made), stream_ended, nonfinite, interrupted.
-    A bound has several maxima where labels can be exchanged (`fit.symmetries`), and others: take
-    restarts. `fit.log_density` integrates q exactly where its blocks stand apart in a row's
-    density, and else takes draws. A sweep costs, for each block, a gradient of the densities it
-    sees at the product of the other blocks' nodes (2 D of a Gaussian of D values, two of a gamma or
-    Wishart, four of a Dirichlet, the categories of a discrete site).
+    Raises
+    ------
+    NotConjugateError
+        In `fit`, if a density is not affine in the statistics of a site. The message names both
+        sites.
+    ModelError
+        In `fit`, for params, plates that subsample, and supports without a family. On batches, for
+        rows that depend on each other (`NotPointwiseError`).
+    DataError
+        For options out of range, and in `fit` for float32.
 
-    Raises `NotConjugateError` naming both sites; `ModelError` for params, plates that subsample,
-    and supports without a family; `DataError` for arguments, and in float32, where nothing can be
-    proved.
+    Notes
+    -----
+    `q(z) = prod_j q_j(z_j)` by coordinate ascent, `log q_j = E_{q without j}[log p(y, z)] + const`.
+    Sites may be Gaussian (normal, multivariate normal, GPs with fixed kernels), gamma, inverse
+    gamma, beta, Dirichlet, Wishart or inverse Wishart. Discrete sites with few categories are
+    summed. Any link that keeps the model conjugate may be written. Per block, a sweep costs one
+    gradient of its densities at the product of the other blocks' nodes. A Gaussian of D values has
+    2 D nodes, a gamma or Wishart two, a Dirichlet four, and a discrete site one per category.
+
+    `log_evidence` is the bound, nats, exact in every constant. `fit.sites` has NumPyro
+    distributions, and `fit.factors` the blocks. Labels that can be exchanged (`fit.symmetries`)
+    give the bound several maxima. `fit.log_density` integrates q exactly if the blocks in the
+    density of a row are independent of each other, and otherwise uses draws. `fit.result` is
+    `converged`, `max_steps`, `nonfinite` or `interrupted`.
+
+    On batches, the factors of the rows go to their optimum. Then each other block goes a step rho
+    from its natural parameters towards its maximum, with rows counted N / B times. Rows must be
+    independent given the sites outside their plate, which is checked on the first batch. So is
+    conjugacy. At the end all data are read once, for the exact bound, which is `None` for a stream
+    that cannot be read again. If other rows could differ, conjugacy is proved for them in that
+    pass, or as they come from such a stream. That costs about fifty gradients per batch.
+    `stats["bounds"]` has the estimates of the batches. `fit.sites` has the factors of all rows, or
+    of the first batch of a stream. `fit.result` is then `completed`, `stream_ended`, `nonfinite` or
+    `interrupted`.
+
+    Sources: Bishop (2006), eq. 10.9; Winn & Bishop (2005); Hoffman et al. (2013) for batches.
+
+    Examples
+    --------
+    >>> method = pg.MeanField(batch_size=500, forgetting=0.8)
+    >>> round(method.rate(0), 3)
+    0.574
     """
 
     evidence_is: ClassVar[str] = "lower bound"
@@ -126,7 +161,13 @@ class MeanField:
             )
 
     def rate(self, step: int) -> float:
-        """rho of a step, counted from 0. `DataError` where a schedule leaves (0, 1]."""
+        """The size rho of a step, counted from 0.
+
+        Raises
+        ------
+        DataError
+            If a schedule leaves (0, 1].
+        """
         given = self.natural_rate
         if given is None:
             return (step + 1.0 + self.delay) ** -self.forgetting

@@ -111,8 +111,21 @@ def shared_log_prob(trace: dict) -> Float[Array, ""]:
 
 
 class LogLikelihood(eqx.Module):
-    """f (N,) -> log p(y_n | f_n), (N,), nats: the likelihood of the one GP site. Where it has R
-    functions, f is (R N,), one function after another.
+    """The log likelihood per datum as a function of f, from `read`.
+
+    Call it with f, (N,), for `log p(y_n | f_n)`, (N,), in nats. With R functions per datum, f is (R
+    N,), one function after another.
+
+    Parameters
+    ----------
+    joint : JointLogLikelihood
+        The likelihood of all GP sites.
+    site : str
+        The name of the GP site.
+    functions : int, default 1
+        R, the number of functions per datum.
+    softmax : tuple of int, default ()
+        Which function each logit of a categorical site is, if all data depend on f in this way.
     """
 
     joint: JointLogLikelihood
@@ -127,7 +140,7 @@ class LogLikelihood(eqx.Module):
         return self.joint.num
 
     def trace(self, f) -> dict:
-        """The model's trace with f given."""
+        """The model's trace at this f."""
         return self.joint.trace({self.site: self._shaped(f)})
 
     def __call__(self, f: Float[Array, "RN"]) -> Float[Array, "N"]:
@@ -137,8 +150,10 @@ class LogLikelihood(eqx.Module):
         return f if self.functions == 1 else jnp.reshape(f, (self.functions, -1))
 
     def softmax_weights(self, f) -> Float[Array, "R N"]:
-        """d with -Hessian = diag(d) - d d^T / sum d (R&W 3.38): the classes' probabilities, times
-        what masks and scales make a datum count.
+        """The vector d with -Hessian = diag(d) - d d^T / sum d (R&W 3.38), (R, N).
+
+        It contains the probabilities of the classes, times the factor with which masks and scales
+        count a datum.
         """
         (site,) = (s for s in self.trace(f).values() if is_observed(s))
         counted = jnp.broadcast_to(mask_of(site["fn"]), (self.num,))
@@ -147,16 +162,16 @@ class LogLikelihood(eqx.Module):
         return p.T[jnp.argsort(jnp.asarray(self.softmax))] * weight
 
     def of_rows(self, keep: Bool[Array, "N"]) -> "LogLikelihood":
-        """Of some of the data alone."""
+        """The likelihood of the rows in `keep` alone."""
         return dataclasses.replace(self, joint=dataclasses.replace(self.joint, keep=keep))
 
     @property
     def is_concave(self) -> bool:
-        """Whether two abstract traces prove it to be log-concave and smooth in f."""
+        """Whether it is proved to be log-concave and smooth in f, by two abstract traces."""
         return is_concave(self.trace, None, self.functions * self.num)
 
     def shared(self, f=None) -> Float[Array, ""]:
-        """As `JointLogLikelihood.shared`."""
+        """Log density of observed sites that do not belong to one datum, in nats."""
         return self.joint.shared(None if f is None else {self.site: self._shaped(f)})
 
 
@@ -191,29 +206,72 @@ def require_equal_rows(
 
 
 class Factors(eqx.Module):
-    """p(y, f | hyperparameters) = prod of `priors` x exp(sum_n log_lik(f)_n + shared)."""
+    """The GP prior and the likelihood of a model at given hyperparameters, from `read`.
+
+    Parameters
+    ----------
+    priors : dict
+        {site: GP prior}.
+    log_lik : LogLikelihood
+        The log likelihood of each datum, as a function of f.
+
+    Notes
+    -----
+    `p(y, f | hyperparameters) = prod priors(f) exp(sum_n log_lik(f)_n + log_lik.shared(f))`.
+    """
 
     priors: dict[str, GP]
     log_lik: LogLikelihood
 
     @property
     def prior(self) -> GP:
-        """The model's one GP prior."""
+        """The model's only GP prior."""
         (prior,) = self.priors.values()
         return prior
 
 
 def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors:
-    """Read a model with one GP site at given hyperparameters (constrained values, sample and param
-    sites alike).
+    """Read the GP prior and the likelihood of a model at given hyperparameters.
 
-    **Returns:** `Factors(priors, log_lik)`. Works under jit, grad and vmap with respect to `hyper`
-    and arrays in args.
+    Use it to write an inference method of your own. It works under `jit`, `grad` and `vmap` with
+    respect to `hyper` and the arrays in `args`.
 
-    **Raises** `ModelError`: no GP site, several functions that no linear predictor is made of (GPs
-    that feed each other), a latent in the data plate that is not Gaussian, a hyperparameter missing
-    from `hyper`; `fit` and `check` refuse likelihoods that are not pointwise. Two traces of the
-    model, O(N), no factorisation.
+    Parameters
+    ----------
+    model : callable
+        A model with one GP site, or with Gaussian sites that enter through one linear predictor.
+    *args, **kwargs
+        The arguments of the model, as for `fit`.
+    hyper : dict, default None
+        {site: value} of all hyperparameters, sample and param sites alike, constrained.
+
+    Returns
+    -------
+    Factors
+        `priors` and `log_lik`.
+
+    Raises
+    ------
+    ModelError
+        If the model has no GP site, several functions that do not form a linear predictor (GPs that
+        feed each other), or a latent in the data plate that is not Gaussian. Also if a
+        hyperparameter is missing from `hyper`.
+
+    Notes
+    -----
+    Two traces of the model, O(N), without a factorisation. `read` does not check that the
+    likelihood is pointwise; `fit` and `check` do.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     ell = numpyro.sample("ell", dist.LogNormal(0.0, 1.0))
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, ell), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> factors = pg.read(model, np.arange(3.0), hyper={"ell": 0.5}, y=np.array([1, 0, 2]))
+    >>> factors.log_lik(jnp.zeros(3)).round(2).tolist()
+    [-1.0, -1.0, -1.69]
     """
     args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)

@@ -27,22 +27,49 @@ def plot_components(
     response: Callable | None = None,
     **kwargs,
 ) -> "Figure":
-    """What each term of a fit's predictor adds at new rows, mean and +-2 standard deviations, one
-    panel a term.
+    """Plot what each term of the linear predictor adds, one panel per term.
 
-    **Arguments:** `X_new`, `args`, `kwargs` as for `fit.components`. `along`: {term: (M,) values of
-    the variable that it is drawn along}, `"total"` and `"offset"` included if they are wanted; only
-    these terms are drawn, in this order. A column instead of the values, by its name or place, as
-    in {"f": "age"} or {"f": 0}, draws a slice through the rows of X_new: that column varies, and
-    the other columns and per-row arguments are fixed as in `plot_predictions`, which explains `at`
-    and `num` too. The panel's title says where. `labels`: {term: what to call its variable}, by
-    default the name of a frame's column. `response`: the inverse of the link, applied to the mean
-    and to the band's edges (`jnp.exp` of a log rate: what a term multiplies the rate by); `None`
-    draws on the link's scale.
+    The picture shows the mean and 2 standard deviations on both sides.
 
-    A variable with fewer than ten different values (groups, levels) gets points with bars. Raises
-    `DataError` for a term that the predictor does not have, for columns and labels that are not
-    there, and where a datum sees several functions.
+    Parameters
+    ----------
+    fit : Fit
+        A fit that integrates a linear predictor.
+    X_new, *args, **kwargs
+        As for `fit.components`.
+    along : mapping
+        {term: the variable along which it is drawn}. Only these terms are drawn, in this order;
+        they may include `"total"` and `"offset"`. A variable is an array of values, (M,), or a
+        column of X_new by name or place, as in {"f": "age"} or {"f": 0}. A column draws a slice: it
+        varies, and the other columns and per-row arguments are fixed, as the title says.
+    at, num : mapping, int, default None, 100
+        Where the other columns are fixed, and the number of points, as for `plot_predictions`.
+    labels : mapping, default None
+        {term: the name of its variable}. None takes the names of a frame's columns.
+    response : callable, default None
+        The inverse of the link, applied to the mean and the edges of the band. For a log rate,
+        `jnp.exp` shows the factor of the rate. None draws on the scale of the link.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A variable with fewer than ten different values, such as groups, has points with bars.
+
+    Raises
+    ------
+    DataError
+        For an unknown term, column or label, and if a row depends on several functions.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(level + f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=2.0 + np.sin(6.0 * x))
+    >>> figure = pg.plot_components(fit, x, along={"f": x})
     """
     terms = _terms(fit, X_new, args, kwargs, along, at or {}, num)
     lines = max((len(held.splitlines()) for *_, held in terms.values()), default=0)
@@ -102,13 +129,14 @@ def _draw(ax, along: Column, mean, ends) -> None:
 
 
 def plot_effects(fit: Fit, sites: Sequence[str] | None = None) -> "Figure":
-    """Effects with their central 90 % intervals, one panel per site: `fit.summary()` as a picture.
+    """Plot effects with their central 90 % intervals, one panel per site.
 
     Parameters
     ----------
     fit : Fit
-    sites : sequence of str
-        Which, by default all that the fit has a distribution or draws of.
+        Any fit. The picture shows the intervals of `fit.summary()`.
+    sites : sequence of str, default None
+        Which sites. None is all that have a distribution or draws.
 
     Returns
     -------
@@ -118,7 +146,16 @@ def plot_effects(fit: Fit, sites: Sequence[str] | None = None) -> "Figure":
     Raises
     ------
     DataError
-        For sites that the fit has no interval of: points under `MAP()` and `Fixed()`, and GPs.
+        For sites without an interval: points under `MAP()` and `Fixed()`, and GPs.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(slope * X)), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> figure = pg.plot_effects(pg.fit(model, pg.Laplace(), 0, x, y=np.arange(10)))
     """
     table = fit.summary()
     table = table[table["kind"] != "point"] if len(table) else table

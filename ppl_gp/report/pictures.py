@@ -28,10 +28,34 @@ _LEVEL = 0.9  # of the bars about observed frequencies
 
 
 def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwargs) -> "Figure":
-    """p(y = 1) over two input dimensions, one panel a fit, with the boundary p = 1/2 and the data.
+    """Plot p(y = 1) over two input dimensions, one panel per fit, with the boundary p = 1/2.
 
-    `num`: grid points a side (prediction takes num^2 rows); `labels`: of the axes, with units;
-    `classes`: of y = 0, 1; by default what the fit, or X and y, call them.
+    Parameters
+    ----------
+    fits : Fit or mapping
+        A fit, or {name: fit}.
+    X, y : array or frame
+        The data to show, (N, 2) and (N,).
+    labels, classes : sequence of str, default None
+        Of the axes, with units, and of y = 0, 1. None takes the names in the fit, or in X and y.
+    num : int, default 20
+        Grid points per side. Prediction takes num^2 rows.
+    **kwargs
+        The model's other arguments.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+    >>> X = np.random.default_rng(0).normal(size=(10, 2))
+    >>> y = (X[:, 0] > 0.0).astype(int)
+    >>> figure = pg.plot_surface(pg.fit(model, pg.Laplace(), 0, X, y=y), X, y, num=5)
     """
     fits = panels.as_fits(fits)
     data = panels.shown(next(iter(fits.values())), X, y)
@@ -64,7 +88,29 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
 
 
 def plot_evidence(comparison: "Comparison") -> "Figure":
-    """Each method's log evidence or bound, and the importance-sampled truth there (+-2 s.e.)."""
+    """Plot each method's log evidence or bound, and the importance-sampled truth.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        What `compare` returned.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The truth has bars of 2 standard errors.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fits = {"laplace": pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))}
+    >>> comparison = pg.compare(fits, x + 0.05, np.sin(6.0 * x + 0.3), num_importance_samples=200)
+    >>> figure = pg.plot_evidence(comparison)
+    """
     rows = [row for row in comparison.table if row["log_evidence"] is not None]
     if not rows:
         raise DataError(
@@ -94,13 +140,38 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
 def plot_forest(
     fits: Mapping[str, Fit], *, site: str | None = None, num_latents: int = 4
 ) -> "Figure":
-    """Posterior medians and intervals (50 % and 94 %) of hyperparameters and of a few latents,
-    method by method.
+    """Plot medians and 50 % and 94 % intervals of parameters and some latents, method by method.
 
-    The latents are those of `num_latents` rows spread over the training data, of the GP site `site`
-    (the first that all fits have, if there is one). A method that fixes or maximises
-    hyperparameters shows them as points. Positive hyperparameters have a panel with a logarithmic
-    axis: their posteriors have long right tails.
+    Parameters
+    ----------
+    fits : mapping
+        {name: fit}.
+    site : str, default None
+        The GP site of the latents. None is the first one that all fits have.
+    num_latents : int, default 4
+        How many rows, spread over the training data.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A method that fixes or maximises hyperparameters shows them as points. Positive
+        hyperparameters have a panel with a logarithmic axis, because their posteriors have long
+        right tails.
+
+    Raises
+    ------
+    DataError
+        If the fits have no hyperparameters and latents in common.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> figure = pg.plot_forest({"laplace": fit}, num_latents=2)
     """
     trees = {name: fit.to_datatree() for name, fit in fits.items()}
     sites = [k for fit in fits.values() for k in fit.latent]
@@ -173,12 +244,39 @@ class _Curve(NamedTuple):
 
 
 def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
-    """Observed against stated frequency on test data, one line a fit; the diagonal is calibrated.
+    """Plot how calibrated predictions of test data are, one line per fit.
 
-    Finitely many outcomes: a reliability diagram over `scores.NUM_BINS` bins, with the rows of each
-    bin beneath and bars of the central 90 % interval of the bin's frequency (Jeffreys' beta, Brown,
-    Cai & DasGupta 2001, equation 9): a bin of few rows says little, and its bar is long. Otherwise
-    the observed coverage of the predictive central intervals.
+    The diagonal is perfect calibration. For classes the picture is a reliability diagram, else the
+    observed coverage of the predictive central intervals.
+
+    Parameters
+    ----------
+    fits : Fit or mapping
+        A fit, or {name: fit}.
+    X_test, y_test : array or frame
+        Test inputs and observations.
+    *args, **kwargs
+        The model's other arguments at the test inputs.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Notes
+    -----
+    The reliability diagram shows the number of rows per bin below. Its bars are the central 90 %
+    interval of the bin's frequency (Jeffreys' beta: Brown, Cai & DasGupta 2001, equation 9). A bin
+    with few rows has a long bar, because it says little.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> figure = pg.plot_calibration({"laplace": fit}, x + 0.05, np.sin(6.0 * x + 0.3))
     """
     given = X_test, y_test, args, kwargs
     curves = {name: _curve(fit, *given) for name, fit in panels.as_fits(fits).items()}

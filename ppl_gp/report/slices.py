@@ -165,39 +165,41 @@ def plot_predictions(
     observed: bool = True,
     **kwargs,
 ) -> "Figure":
-    """Predictions with the data: mean and central 95 % interval along one input, or the median of a
-    distribution whose mean NumPyro does not have. Cost: as `predict` at the M rows.
+    """Plot predictions with the data: mean and central 95 % interval along one input.
+
+    If NumPyro's distribution of y does not have a mean, the picture shows the median.
 
     Parameters
     ----------
-    fits : Fit or {name: Fit}
-        One panel per fit.
-    X, y
-        The data to show, (N,) or (N, D) and (N,), as arrays, frames or columns.
-    along : str or int
+    fits : Fit or mapping
+        A fit, or {name: fit} with one panel per fit.
+    X, y : array or frame
+        The data to show, (N,) or (N, D) and (N,).
+    along : str or int, default None
         The column that varies, by name or by place, if X has several: `num` values from its
         smallest to its largest, or its integers. Labels, and whole numbers that differ by less than
-        ten, such as truth values and counts, get points with bars.
-    at : {column: value or label}
-        Where the other columns are held. By default a column's median (of an even number the lower
-        of the two in the middle, which is a value of the column), of labels the most frequent. One
-        of them may have several, `{"ward": ["north", "south"]}`: a line each.
-    X_new
-        Where to predict, (M,) or (M, 1), if X has one column; by default `num` points over X.
-    units : {column: (shift, scale)}
-        Of columns that hold (value - shift) / scale; axis, title and `at` are then in the column's
-        own units.
-    xlabel : str
-        By default the name of the column, where the fit or X has one.
-    flabel : str
-        What the function is called where `observed` is False.
-    observed : bool
-        True draws y: the mean and the interval of new observations, with the data as points. For
-        classes, their probabilities, with the data as marks. False draws the function f, whose
-        units differ from y's, so that the data are marks on the axis.
+        ten, get points with bars.
+    at : mapping, default None
+        {column: value or label} at which other columns are fixed. By default a column's median (the
+        lower middle value of an even number), and the most frequent of labels. One column may have
+        several values, `{"ward": ["north", "south"]}`, with one line each.
+    X_new : array, default None
+        Where to predict, (M,) or (M, 1), if X has one column. None is `num` points over X.
+    units : mapping, default None
+        {column: (shift, scale)} of columns that contain (value - shift) / scale. Axis, title and
+        `at` are then in the original units.
+    num : int, default 100
+        The number of points.
+    xlabel, flabel : str, default None, "f"
+        Names of the axis (None: the name of the column, if the fit or X has one), and of the
+        function if `observed` is False.
+    observed : bool, default True
+        True shows y: mean and interval of new observations, with the data as points. For classes it
+        shows probabilities, with the data as marks. False shows f, with the data as marks on the
+        axis, because their units differ.
     **kwargs
-        The model's other arguments. Give a number for all rows, or one entry per row: of `X_new`
-        if you give it, else of X. Entries of X's rows are fixed at their middle, as columns are.
+        The model's other arguments: a number for all rows, or one value per row of `X_new` if you
+        pass it, else of X. Values of X's rows are fixed at their middle, like columns.
 
     Returns
     -------
@@ -206,8 +208,21 @@ def plot_predictions(
     Raises
     ------
     DataError
-        For several columns without `along`, columns and labels that are not there, inputs that are
-        no table, and a fit that predicts several functions or sites.
+        For several columns without `along`, unknown columns and labels, inputs that are not a
+        table, and a fit that predicts several functions or sites.
+
+    Notes
+    -----
+    Cost: that of `predict` at the M rows.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x, y = np.linspace(0.0, 1.0, 10), np.sin(np.linspace(0.0, 6.0, 10))
+    >>> figure = pg.plot_predictions(pg.fit(model, pg.Laplace(), 0, x, y=y), x, y, num=20)
     """
     fits = panels.as_fits(fits)
     first = next(iter(fits.values()))

@@ -60,46 +60,77 @@ def to_datatree(
     predictions: Any = None,
     pred_coords: Mapping[str, Sequence] | None = None,
 ) -> "xr.DataTree":
-    """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
+    """Convert a fit to ArviZ's `DataTree`, with the same groups for every method.
 
-    Groups: `posterior` (hyperparameters, f at the training inputs and deterministic sites; where
-    sites were integrated into a predictor, those sites and the predictor, drawn jointly),
-    `point_estimates` (without chain and draw: hyperparameters that the fit keeps at one value, as
-    under `MAP()` and `Fixed()`, and deterministic sites that depend on nothing else),
-    `log_likelihood` (each observed site and datum, without the rows that masks leave out of all of
-    them; 0 where an entry is masked beside others; of factors those that see observations),
-    `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
-    `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
-    Attributes: method, result, log_evidence, seconds; symmetries (label switching).
+    Parameters
+    ----------
+    num_draws : int, default 1000
+        Draws of f from q(f) if the hyperparameters have one value (`MAP`, `Fixed`). Weighted draws
+        are resampled to this number of equal weight. Fits with draws of equal weight (`Sample`,
+        samplers, `MeanField`, `SVI`) keep their own draws, with one f per draw.
+    rng_key : int or jax.Array, default 0
+        Seed or key of these draws.
+    whole : bool, default False
+        Add the groups that ArviZ's checks need: `prior` (every site), `prior_predictive`,
+        `posterior_predictive` and `log_prior`, which contains the log prior of drawn
+        hyperparameters in nats, for `psense`.
+    coords : mapping, default None
+        {dimension: labels}. By default the labels of your frames.
+    predictions : array, frame or dict, default None
+        New inputs, as for `predict`. For a model with further arguments, {argument: value}. Adds
+        `predictions` and `predictions_constant_data`.
+    pred_coords : mapping, default None
+        As `coords`, for these two groups. By default the row labels of the new inputs.
 
-    `whole=True` adds what ArviZ's checks ask for: `prior` (every site, and deterministic ones),
-    `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed
-    from another's observations is drawn given these) and `log_prior` (of hyperparameters that have
-    draws, nats, for `psense`). `coords`: {dimension: labels}, such as
-    {"data": names of the rows}. Where the fit has names (`fit.names`), columns and rows are
-    coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
-    as the attribute `levels`; the columns of a table are variables of `constant_data` too, for
-    `plot_lm(tree, x="age")`, where no other argument or dimension has their name. A slash in a
-    site's name (of NumPyro's `scope`) becomes a dot, as a tree's names have none. The rows of a
-    predictor of several functions are called what they are (`fit.functions`).
+    Returns
+    -------
+    xarray.DataTree
+        Groups as below. A loaded fit, which has no observations, lacks `log_likelihood` and
+        `observed_data`.
 
-    `predictions`: new inputs, as `predict` takes them, or, for a model of further arguments,
-    {argument: value}, as {"X": X_new, "exposure": exposure_new}. It adds `predictions` (y, f and
-    deterministic sites there, drawn jointly over the rows at each draw of the hyperparameters in
-    `posterior`; f given these is drawn anew; where sites were integrated into a predictor, y and
-    the predictor) and `predictions_constant_data` (the new inputs). `pred_coords`: as `coords`, of
-    these groups, whose axis of the data has the row labels of the new inputs.
+    Raises
+    ------
+    DataError
+        For `num_draws` below 1, coordinates of unknown dimensions or of another length, and new
+        inputs as in `predict`.
 
-    `num_draws`: where hyperparameters are one value (`MAP`, `Fixed`), f is drawn so often from
-    q(f), jointly; draws that have weights are resampled to so many of equal weight. Fits that keep
-    draws of equal weight (`Sample`, the samplers, `MeanField`, `SVI`) have those, and f is drawn
-    once at each. `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree
-    lacks `log_likelihood` and `observed_data`.
+    Notes
+    -----
+    - `posterior`: hyperparameters, f at the training inputs and deterministic sites, with
+      dimensions chain and draw. If sites were integrated into a predictor, those sites and the
+      predictor, drawn jointly.
+    - `point_estimates`: hyperparameters with one value, and deterministic sites that depend on
+      nothing else. They have no chain and draw.
+    - `log_likelihood`: per observed site and datum, without rows that are masked in all sites. An
+      entry that is masked in some only is 0. Factors are included if they depend on observations.
+    - `observed_data`, `constant_data` (inputs), and `sample_stats`: for NUTS, and for
+      `hyper=Sample()` `inner_steps`, `inner_residual` and `inner_code` of the approximation per
+      draw.
+    - `posterior_predictive`: y at the training inputs. A site that is computed from the
+      observations of another is drawn given these.
+    - `predictions`: y, f and deterministic sites, jointly over the rows, with f drawn anew given
+      each draw of the hyperparameters. If sites were integrated into a predictor: y and the
+      predictor.
+    - Attributes: method, result, log_evidence, seconds, and symmetries (label switching).
 
-    Cost: O(S N^3) for draws of f, S evaluations of the model; `whole` draws f from the prior as
-    often; `predictions` of M rows O(S (M^3 + M N^2)). Raises `DataError` for num_draws < 1, for
-    coordinates of dimensions that the tree does not have, or of another length, and for new inputs
-    as `predict`.
+    A variable of labels has them as the attribute `levels`. Columns of a table are variables of
+    `constant_data`, for `plot_lm(tree, x="age")`, unless another argument or dimension has their
+    name. A slash in a site's name becomes a dot. The rows of a predictor of several functions are
+    named as in `fit.functions`.
+
+    Cost: O(S N^3) for draws of f and S evaluations of the model. `whole` draws f from the prior as
+    often. `predictions` of M rows add O(S (M^3 + M N^2)).
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> tree = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x)).to_datatree(num_draws=50)
+    >>> tree["posterior"]["f"].shape
+    (1, 50, 10)
     """
     if num_draws < 1:
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
@@ -142,27 +173,26 @@ def to_datatree(
 def sample_prior(
     model: Callable, rng_key, *args, num_samples: int = 1000, **kwargs
 ) -> "xr.DataTree":
-    """Draws of a model before it has seen observations, as a tree for ArviZ.
+    """Draw parameters and observations from the model before it is fitted.
 
-    Look at them before you fit: a prior is well chosen if its draws look like data that you would
-    not be surprised to see.
+    A prior is well chosen if its draws look like data that would not surprise you.
 
     Parameters
     ----------
     model : callable
-        As for `fit`: the first argument holds the inputs, `y` the observations.
+        As for `fit`: the first argument contains the inputs, `y` the observations.
     rng_key : int or jax.Array
-        Seed or key.
+        A seed or a key.
     *args, **kwargs
         The arguments of the model. `y` may be left out if one site observes it.
-    num_samples : int
-        How many draws.
+    num_samples : int, default 1000
+        The number of draws.
 
     Returns
     -------
     xarray.DataTree
         `prior` (each site, and deterministic ones), `prior_predictive` (y) and `constant_data` (the
-        inputs), with chain and draw as first dimensions and the names of frames as in
+        inputs). Chain and draw are the first dimensions, and frames give their names as in
         `to_datatree`.
 
     Raises
@@ -170,7 +200,7 @@ def sample_prior(
     DataError
         For `num_samples` below 1.
     ModelError
-        For a model whose prior has no draws (improper priors).
+        If the prior cannot be drawn from (improper priors).
 
     Notes
     -----
@@ -178,9 +208,13 @@ def sample_prior(
 
     Examples
     --------
-    >>> tree = pg.sample_prior(model, 0, X, num_samples=200)
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> tree = pg.sample_prior(model, 0, np.linspace(0.0, 1.0, 10), num_samples=20)
     >>> tree["prior_predictive"]["y"].shape
-    (1, 200, 40)
+    (1, 20, 10)
     """
     if not isinstance(num_samples, int | np.integer) or num_samples < 1:
         raise DataError(f"sample_prior(num_samples={num_samples}): give a whole number above 0.")

@@ -84,14 +84,26 @@ def _require_numbers(fit: Record, verb: str) -> None:
 
 
 def summary(fit: "Fit") -> "pd.DataFrame":
-    """Mean, standard deviation, 5 % and 95 % quantile of each hyperparameter and effect.
+    """Summarise hyperparameters and effects in a table: mean, sd, 5 % and 95 % quantile.
 
     Returns
     -------
     pandas.DataFrame
-        One row per entry, `u[2]` for an entry of a vector. `kind` is "draws" (weighted draws of the
-        posterior), "marginal" (a distribution of `fit.sites`) or "point": the fit keeps the entry
-        at the value in `mean`, and its spread is unknown (NaN).
+        One row per entry, such as `u[2]` for an entry of a vector. The column `kind` is "draws"
+        (weighted draws of the posterior), "marginal" (a distribution of `fit.sites`) or "point". A
+        point has one value, in `mean`, and its spread is unknown (NaN).
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(level + f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=2.0 + np.sin(6.0 * x))
+    >>> fit.summary().loc["level", "kind"]
+    'marginal'
     """
     import pandas as pd  # with xarray it takes a second, which a fit need not wait for
 
@@ -115,19 +127,34 @@ def summary(fit: "Fit") -> "pd.DataFrame":
 
 
 def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
-    """Predictions with the data, a matplotlib Figure: `pg.plot_predictions(fit, X, y, ...)`.
+    """Plot predictions with the data, by `pg.plot_predictions(fit, X, y, ...)`.
 
     Parameters
     ----------
-    X, y
-        The data to show; by default those of training, which a loaded fit does not have.
+    X, y : array or frame, default None
+        The data to show. By default those of training, which a loaded fit does not have.
     **options
-        Of `plot_predictions`, such as `along="age"` if the inputs have several columns.
+        Options of `plot_predictions`, such as `along="age"` for inputs with several columns.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
 
     Raises
     ------
     DataError
-        As `plot_predictions`; for a loaded fit without X and y.
+        As `plot_predictions`, and for a loaded fit without X and y.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> figure = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x)).plot()
+    >>> len(figure.axes)
+    1
     """
     name = observed_argument(fit.model)
     X, y = fit.args[0] if X is None and fit.args else X, fit.kwargs.get(name) if y is None else y
@@ -177,11 +204,50 @@ def _halved(cdf, level: float, low, high):
 
 
 class Fit(Record):
-    """A fitted model. Made by `fit`; the fields are those of `Record`.
+    """A fitted model, which every method of `fit` returns.
 
-    Its verbs are functions of the fit, `fit.predict(X_new)` is `predict(fit, X_new)`: `predict`,
-    `log_density`, `sample` and `infer_latents` (`ppl_gp.results.predict`), `components`, `loo`,
-    `to_datatree`, `summary`, `plot` and `save`.
+    Ask it with its methods: `predict`, `log_density`, `sample`, `posterior`, `components`, `loo`,
+    `summary`, `plot`, `to_datatree`, `infer_latents` and `save`.
+
+    Attributes
+    ----------
+    result : Result
+        How the run ended.
+    log_evidence : float or None
+        Log evidence, or a lower bound on it, at `hyper`, in nats. None if the hyperparameters were
+        sampled, or Ctrl-C came before it was computed.
+    hyper : dict
+        {site: value} of hyperparameters, params and drawn latents, with a first axis of S draws if
+        they were sampled.
+    latent : Mapping
+        {GP site: the approximate posterior of f}, with a first axis of S draws, or of 1.
+    sites : dict
+        {site: posterior} of the effects.
+    draws : Draws
+        The S weighted draws behind `hyper` and `latent`.
+    sampled, num_chains : bool, int
+        Whether the hyperparameters have draws, and of how many chains, one after another.
+    local : dict
+        {latent site with one entry per datum: its q(h)}.
+    blocks : tuple
+        The factors of `MeanField()`. Empty for other methods.
+    stats : dict
+        Numbers of the run: steps, residual, seconds, jitter and others.
+    names : Names
+        Columns, category labels and row labels of arguments that were frames or DataArrays.
+    model, method, args, kwargs
+        What `fit` was called with.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(slope * X, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=2.0 * x)
+    >>> round(float(fit.sites["slope"].mean), 1)
+    2.0
     """
 
     predict = _verb(predict)
@@ -197,8 +263,10 @@ class Fit(Record):
 
     @functools.cached_property
     def sites(self):
-        """Posteriors of the integrated sites that are no GPs, as `ppl_gp.results.parts.effects`; of
-        mean field, each site's marginal under q; of other fits without a GP, the draws.
+        """{site: posterior} of the integrated sites that are not GPs (`effects`).
+
+        For `MeanField()`, the marginal of each site under q. For other fits without a GP, the
+        draws.
         """
         require_unchanged(self.model)
         if self.blocks:
@@ -207,7 +275,7 @@ class Fit(Record):
 
     @functools.cached_property
     def factors(self) -> list[list[str]]:
-        """The blocks of mean field: sites that share a factor of q, discrete ones first."""
+        """The blocks of mean field: lists of sites that share a factor of q, discrete first."""
         if not self.blocks:
             raise ModelError(
                 f"factors: {type(self.method).__name__} does not factorise; MeanField() does."
@@ -217,13 +285,16 @@ class Fit(Record):
 
     @functools.cached_property
     def functions(self) -> tuple[str, ...] | None:
-        """What each row of `f_mean` and `components` is: `ppl_gp.results.parts.function_rows`."""
+        """The name of each row of `f_mean` and `components`, such as ("f", "g - f").
+
+        None with one function per row, and if the rows are the entries of a site.
+        """
         require_unchanged(self.model)
         return function_rows(self)
 
     @functools.cached_property
     def symmetries(self) -> tuple[Symmetry, ...]:
-        """Plates whose entries no posterior tells apart: `ppl_gp.results.symmetry.symmetries`."""
+        """Plates whose entries can swap places without changing the posterior (label switching)."""
         require_unchanged(self.model)
         _require_numbers(self, "symmetries")
         return symmetries(self)

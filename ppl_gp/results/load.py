@@ -37,24 +37,47 @@ class SavedMethod:
 
 @one_at_a_time
 def load(path, model: Callable) -> Fit:
-    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw.
+    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did.
 
-    `model`: the function that was fitted; a file holds no code. The loaded fit has no observations,
-    so that it has no `loo` and no log_likelihood in its tree; `fit.method` is a description.
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    model : callable
+        The function that was fitted, because a file contains no code.
+
+    Returns
+    -------
+    Fit
+        With every draw, but without observations: it has no `loo`, and no `log_likelihood` in its
+        tree. `fit.method` is a description of the method.
 
     Raises
     ------
     StoreError
-        Names the file: it was truncated or changed, `save` did not write it, another version of the
-        format did, or it was saved from another model (other sites, supports or densities, or
-        another name and code).
+        If the file was truncated or changed, or if `save` did not write it or wrote another version
+        of the format. Also if it belongs to another model, with other sites, supports or densities,
+        or with another name and code.
     FileNotFoundError
-        There is no such file.
+        If the file does not exist.
 
     Warns
     -----
     UserWarning
-        A number in the model has changed, or the file has float64 and JAX has it off.
+        If a number in the model has changed, or the file has float64 and JAX is set to float32.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> path = fit.save(pathlib.Path(tempfile.mkdtemp()) / "fit.zip")
+    >>> pg.load(path, model).log_evidence == fit.log_evidence
+    True
     """
     path = Path(path)
     header, arrays = read_archive(path, save.FORMAT, save.FORMAT_VERSION)

@@ -74,24 +74,52 @@ MAX_ROWS = 2000  # f is drawn jointly over them
 
 
 def loo(fit: Record) -> "ELPDData":
-    """Expected log density of the training data, each datum left out: `elpd`, `se`, and `elpd_i`.
+    """Leave-one-out log densities of the training rows: how well the others predict each.
 
-    `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges
-    the weights of draws: of samplers, and of `SVGP` of several functions, 1000 draws of q(f), or an
-    autoguide's 100. A local method, and `SVGP` of one function, need no weights at one setting of
-    the hyperparameters. There it judges q(f), by the weights from 1000 draws of q to the posterior
-    without the datum: -inf if they are equal, `None` under `Grid()`, above 20 000 data, and of
-    `SVGP` above 2000. A warning says how many nats rest on rows whose weights of draws fail.
+    Use it without test data, to compare models or to find rows that a model cannot explain.
 
-    Local methods are fitted again without each row, at the same hyperparameters, up to about 170
-    rows; else, or with draws of the hyperparameters, without those on which the fit depends most.
-    Other rows, and `SVGP` of one function, are from cavities: exact for Gaussian noise, else off by
-    a share of what leaving a row out changes. All observed sites of a datum are left out together;
-    masked data do not count; a datum under a `scale` handler is scored unweighed. Coordinates are
-    the rows' labels, or numbers. ArviZ's `compare` takes the result.
+    Returns
+    -------
+    ELPDData
+        `elpd` (the sum over rows, in nats) with standard error `se`, one score per row in `elpd_i`,
+        and `pareto_k` per row. `p` is the effective number of parameters, `sum_n log p(y_n | data)
+        - elpd`. Coordinates are the labels or numbers of the rows. ArviZ's `compare` accepts the
+        result.
 
-    In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
-    loaded fit (no observations), for fewer than 21 draws, and without a log density per datum.
+    Raises
+    ------
+    DataError
+        For a loaded fit, which has no observations, for fewer than 21 draws, and if the model has
+        no log density per datum.
+
+    Notes
+    -----
+    - Local methods are fitted again without each row, at the same hyperparameters, up to about 170
+      rows. With more rows, or with draws of the hyperparameters, only those on which the fit
+      depends most are.
+    - The scores of other rows, and of `SVGP` with one function, come from cavities. They are exact
+      for Gaussian noise, else off by a share of what leaving a row out changes. NaN, and `warning`,
+      if a cavity is not a proper Gaussian.
+    - Samplers, `SVGP` with several functions (1000 draws of q(f)) and autoguides (100 draws) weight
+      draws. `pareto_k` judges these weights: above 0.7, they fail. A warning says how many nats
+      depend on such rows.
+    - Local methods and `SVGP` with one function need no weights at one setting of the
+      hyperparameters. There `pareto_k` judges q(f), by the weights from 1000 draws of q to the
+      posterior without the datum. It is -inf if they are equal. It is None under `Grid()`, above 20
+      000 data, and for `SVGP` above 2000.
+    - All observed sites of a datum are left out together. Masked data do not count. A datum under a
+      `scale` handler is scored without its weight.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.loo().elpd_i.shape
+    (10,)
     """
     require_whole_data(fit, "loo")
     sites = training_sites(fit)

@@ -37,17 +37,46 @@ _VARIES = "(..)"  # a factor that depends on the row or on hyperparameters
 
 
 def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distribution]:
-    """{site: what it adds to the linear predictor at new rows, `Normal` (M,), or (R, M) where a
-    datum sees R functions, in the order of `fit.functions`}, and `"total"`, their sum with what is
-    known (`"offset"`, a `Delta`, where it is not zero).
+    """Predict what each term of the linear predictor adds at new rows.
 
-    A site whose mean is another site (group effects about a level) counts as what it adds to that.
-    Per-datum effects are new at new rows: their prior. Where the hyperparameters were
-    integrated, by `Sample` or `Grid`, each is the `MixtureSameFamily` over the S weighted draws,
-    O(S M) memory. Arguments, errors and cost as `predict`, and O(M N^2) a part and a draw.
+    Parameters
+    ----------
+    X_new, *args, **kwargs
+        As for `predict`.
 
-    Raises `ModelError` for a fit whose functions were drawn, or have inducing variables each, and
-    for sites that are called as its own two entries.
+    Returns
+    -------
+    dict
+        {site: distribution} of each term, a `Normal` (M,), or (R, M) for R functions per row in the
+        order of `fit.functions`. `"total"` is their sum with known terms, and `"offset"` is the
+        known terms, a `Delta`, if they are not zero.
+
+    Raises
+    ------
+    DataError
+        As `predict`.
+    ModelError
+        If the method drew the functions, or gave each its own inducing variables. Also if a site is
+        called "total" or "offset".
+
+    Notes
+    -----
+    A site whose mean is another site, such as group effects about a level, counts as what it adds
+    to that. Per-datum effects have their prior at new rows. For `Sample` and `Grid`, each term is a
+    `MixtureSameFamily` over the S weighted draws, in O(S M) memory. Cost: as `predict`, and O(M
+    N^2) per term and draw.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(level + f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=2.0 + np.sin(6.0 * x))
+    >>> sorted(fit.components(x[:3]))
+    ['f', 'level', 'total']
     """
     query = query_at(record, *by_names(record, X_new, args, kwargs))
     (kept,) = [*query.draws.kept.values()] if len(query.draws.kept) == 1 else [None]
@@ -156,11 +185,11 @@ def _given_data(kept, root, C, prior) -> tuple[Array, Array]:
 
 
 def effects(record: Record) -> dict[str, dist.Distribution]:
-    """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}, but
-    for per-datum noise, which `components` has at the rows it is asked for.
+    """Posterior marginals of the integrated sites that are not GPs, {site: `Normal`}.
 
-    Where the hyperparameters were integrated, by `Sample` or `Grid`: the `MixtureSameFamily` of
-    these normals over the S weighted draws. O(N^3) a draw.
+    `fit.sites` returns them, in the shape of each site. Per-datum noise is left out: `components`
+    has it at the rows you ask for. For `Sample` and `Grid`, each is a `MixtureSameFamily` over the
+    S weighted draws. O(N^3) per draw.
     """
     if not isinstance(record.model, Collapsed):
         return {}

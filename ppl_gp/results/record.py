@@ -31,16 +31,27 @@ Process = OneProcess | Mixture
 
 @dataclasses.dataclass(repr=False, kw_only=True)
 class Record:
-    """What was inferred, and what follows from it at once. Every method fills the same fields.
+    """The fields that every method fills, and what follows from them. `Fit` adds the methods.
 
-    - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`).
-    - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
-    - `local`: {latent site with an entry per datum: its q(h)}; draws are in `draws.latents`.
-    - `blocks`: the factors of mean field, `()` of other methods.
-    - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
-    - `sampled`: whether the hyperparameters have draws, of `num_chains` chains in order.
-    - `names`: {path of an argument's array: its columns, labels of categories, rows} of arguments
-      that came as frames, columns or DataArrays (`frames.table.ArrayNames`).
+    Attributes
+    ----------
+    draws : Draws
+        S weighted draws of hyperparameters, latents and q(f).
+    log_evidence : float or None
+        Log evidence or a lower bound at `hyper`, in nats. None if the hyperparameters were sampled.
+    local : dict
+        {latent site with one entry per datum: its q(h)}. Its draws are in `draws.latents`.
+    blocks : tuple
+        The factors of mean field. Empty for other methods.
+    result : Result
+        How the run ended.
+    stats : dict
+        Steps, residual, seconds, jitter and others.
+    sampled, num_chains : bool, int
+        Whether the hyperparameters have draws, and of how many chains, one after another.
+    names : Names
+        {path of an argument: its columns, category labels and row labels}, of arguments that were
+        frames, columns or DataArrays.
     """
 
     model: Any  # a Declared; a plain function is declared at construction
@@ -69,19 +80,20 @@ class Record:
 
     @property
     def source(self) -> Declared:
-        """The model as the user declared it, also where sites of it were integrated."""
+        """The model as you declared it, even if some of its sites were integrated."""
         return self.model.source if isinstance(self.model, Collapsed) else self.model
 
     @functools.cached_property
     def hyper(self) -> dict:
-        """{hyperparameter, param or drawn latent: value, or (S, ...) where they were sampled}."""
+        """{hyperparameter, param or drawn latent: value, or (S, ...) if they were sampled}."""
         return self.draws.known if self.sampled else self.draws.at(0).known
 
     @functools.cached_property
     def points(self) -> frozenset[str]:
-        """Sites of `hyper` that the fit keeps at one value, and so has no distribution of: all of
-        them under `MAP()` and `Fixed()`; of a guide's draws, or a grid's, those that are the same
-        number in each. A chain that is stuck is not at a point.
+        """Sites of `hyper` with one value and without a distribution.
+
+        All of them under `MAP()` and `Fixed()`. For draws of a guide or points of a grid, those
+        that are the same number in each. A chain that is stuck does not count.
         """
         if not self.sampled:
             return frozenset(self.hyper)
@@ -91,12 +103,12 @@ class Record:
 
     @property
     def latent(self) -> Mapping[str, Kept]:
-        """{GP site: what is kept of q(f)}, with a leading axis of S draws, or 1."""
+        """{GP site: the approximate posterior of f}, with a first axis of S draws, or of 1."""
         return self.draws.kept
 
     @property
     def log_evidence_se(self) -> float | None:
-        """Standard error of `log_evidence`, nats, where it is a mean over draws; else `None`."""
+        """Standard error of `log_evidence` in nats if it is a mean over draws, else None."""
         return self.stats.get("log_evidence_se")
 
     def __repr__(self) -> str:
@@ -112,11 +124,26 @@ class Record:
     @functools.cached_property
     @one_at_a_time
     def posterior(self) -> Process | dict[str, Process]:
-        """The posterior process, `fit.posterior(X_new)` at the GP's own inputs; {site: process}.
+        """The posterior of a GP as a distribution: `fit.posterior(X_new)`.
 
-        Factored once, at the first use: O(N^3). Where the hyperparameters were integrated, by
-        `Sample` or `Grid`, a call returns the `MixtureSameFamily` over the S weighted draws,
-        O(S (N^3 + M N^2)). Raises `ModelError` without a GP, and for a kernel without new rows.
+        Use it inside your own JAX code: mean and variance of f can be compiled and differentiated.
+        With one GP site this is a function of the GP's own inputs, and with several a dictionary
+        {site: function}. `joint=True` adds the covariances between rows.
+
+        Returns
+        -------
+        Distribution
+            The posterior of f at `X_new`. For `Sample` and `Grid`, a `MixtureSameFamily` over the S
+            weighted draws.
+
+        Raises
+        ------
+        ModelError
+            If the model does not have a GP, or the kernel cannot be evaluated at new rows.
+
+        Notes
+        -----
+        Factored once, at the first use: O(N^3). With S draws, a call costs O(S (N^3 + M N^2)).
         """
         if not self.latent:
             raise ModelError(
@@ -138,11 +165,11 @@ class Record:
     @functools.cached_property
     @one_at_a_time
     def process(self) -> Process | dict[str, Process]:
-        """The posterior process of what the fit keeps, `latent`: of the predictor, where several
-        sites were integrated. `Posterior` where the hyperparameters are one value, else `Mixture`.
+        """The posterior process of `latent`, which is the predictor's if sites were integrated.
 
-        Raises `ModelError` for draws of GPs that feed each other, whose inputs are then random;
-        with inducing variables each layer is a process at its own inputs.
+        `Posterior` for one value of the hyperparameters, else `Mixture`. Raises `ModelError` for
+        draws of GPs that feed each other, whose inputs are random. With inducing variables, each
+        layer is a process at its own inputs.
         """
         require_unchanged(self.model)
         self.require_pairs()
@@ -157,17 +184,17 @@ class Record:
 
     @property
     def mixing(self) -> list[str]:
-        """Sites whose row n sees other rows' arguments: no row has a prediction of its own."""
+        """Sites whose row n depends on other rows' arguments: rows have no prediction alone."""
         return self.model.reading.mixed
 
     @functools.cached_property
     def unpaired(self) -> dict[str, str]:
-        """{GP site whose kernel is no function of two rows, and has none with new rows: why}."""
+        """{GP site whose kernel has no covariance between two given rows: the reason}."""
         known = self.draws.at(0).known
         return unpaired({k: training_prior(self, k, known) for k in self.latent})
 
     def require_untied(self) -> None:
-        """Raise `ModelError` where entries of a latent with one per datum depend on each other."""
+        """Raise `ModelError` if the entries of a per-datum latent depend on each other."""
         if self.unpaired and isinstance(self.model, Collapsed):
             require_none_tied(self.model.tied)
         reading = self.model.reading
@@ -175,12 +202,12 @@ class Record:
         require_none_tied(sorted(tied), "fit.hyper")
 
     def require_pairs(self) -> None:
-        """Raise `ModelError` where new rows have no covariance with the training rows."""
+        """Raise `ModelError` if new rows have no covariance with the training rows."""
         self.require_untied()
         require_pairs(self.unpaired)
 
     def warn_of_others(self, verb: str) -> None:
-        """Warn of observed sites without an entry for each row, which a verb by row leaves out."""
+        """Warn of observed sites without an entry per row, which a call per row leaves out."""
         reading = self.model.reading
         apart = [k for k in reading.observed if reading.axis(k) is None]
         if others := [k for k in apart if k not in reading.predicted]:

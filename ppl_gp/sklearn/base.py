@@ -48,13 +48,14 @@ class GPEstimator(BaseEstimator, abc.ABC):
         """The method of up to `DENSE_ROWS` rows where none is given."""
 
     def get_params(self, deep=True):
-        """{name: value}; `deep`: with the method's settings, such as `method__hyper__restarts`."""
+        """Return {name: value}; `deep` adds settings such as `method__hyper__restarts`."""
         own = super().get_params(deep)
         return {**own, **settings(own[_METHOD], _METHOD)} if deep else own
 
     def set_params(self, **params):
-        """Set parameters by the names that `get_params` gives. A method's settings are put into a
-        new method. Raises `ValueError` for an unknown name.
+        """Set parameters by name. Settings of a method make a new method.
+
+        The names are those that `get_params` gives. Raises `ValueError` for an unknown name.
         """
         inner = {k: v for k, v in params.items() if k.startswith(_METHOD + _BETWEEN)}
         super().set_params(**{k: v for k, v in params.items() if k not in inner})

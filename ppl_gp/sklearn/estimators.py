@@ -26,36 +26,77 @@ from ppl_gp.sklearn.base import FLOATS, GPEstimator
 
 
 class GPRegressor(RegressorMixin, GPEstimator):
-    """Regression by a declared model and any method, as a scikit-learn estimator.
+    """Regression by any model and method, as a scikit-learn estimator.
 
-    **Arguments:**
+    Use it in pipelines, cross-validation and searches.
 
-    - `model`: a function `model(X, y=None, ...)` with one observed site of numbers (N,), of any
-      likelihood: Gaussian, Student-t, Poisson. `None`: y ~ N(f(x), s^2), f ~ GP(mean of y,
-      v exp(-|x - x'|^2 / (2 l^2))); priors of l and v are `priors.lengthscale(X)` and
-      `priors.variance(y)`, that of s is LogNormal(log sd(y) - 1, 1).
-    - `method`: any method of `pg.fit`. `None`: up to 1000 rows `Laplace()`, exact for Gaussian
-      noise, else `SVGP()`.
-    - `arguments`: {name: value} of further arguments of the model, in training and in predictions;
-      of the model `None` `lengthscale_prior` (concentration, rate), `variance_prior` and
-      `noise_prior` (mean and standard deviation of the logarithm), `location`. What has an entry
-      for each row belongs into columns of X, which the model takes apart.
-    - `random_state`: an integer, a `RandomState` or `None`, for the key of the fit.
+    Parameters
+    ----------
+    model : callable, default None
+        A function `model(X, y=None, ...)` with one observed site of numbers, (N,), of any
+        likelihood: Gaussian, Student-t, Poisson. None is y ~ N(f(x), s^2) with f ~ GP(mean of y, v
+        exp(-|x - x'|^2 / (2 l^2))). The priors are `priors.lengthscale(X)` for l,
+        `priors.variance(y)` for v, and LogNormal(log sd(y) - 1, 1) for s.
+    method : object, default None
+        Any method of `pg.fit`. None is `Laplace()`, exact for Gaussian noise, up to 1000 rows, else
+        `SVGP()`.
+    arguments : dict, default None
+        {name: value} of further arguments of the model, in training and in predictions. The default
+        model has `lengthscale_prior` (concentration, rate), `variance_prior` and `noise_prior`
+        (mean and standard deviation of the logarithm), and `location`. Put quantities with one
+        value per row into columns of X, and let the model take them out.
+    random_state : int or RandomState, default None
+        For the key of the fit. None draws a new one each time.
 
-    **Fitted:** `fit_result_` (the `Fit`, with all of its verbs), `model_` (the function that was
-    fitted), `log_evidence_` (nats, `None` where hyperparameters are sampled), `hyper_` ({site:
-    array}), `n_features_in_`, `feature_names_in_`.
+    Attributes
+    ----------
+    fit_result_ : Fit
+        The fit, with all of its methods.
+    model_ : callable
+        The function that was fitted.
+    log_evidence_ : float or None
+        In nats. None if hyperparameters are sampled.
+    hyper_ : dict
+        {site: array}.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
 
-    A pickle holds what `fit.save` writes, without the observations, and the model by its name:
-    `StoreError` for a lambda or a function inside of another. Cost: that of the method.
+    Notes
+    -----
+    A pickle contains what `fit.save` writes, without the observations, and the model by its name. A
+    lambda or a function inside another raises `StoreError`. Cost: that of the method.
+
+    Examples
+    --------
+    >>> X = np.linspace(0.0, 1.0, 10)[:, None]
+    >>> regressor = pg.sklearn.GPRegressor(random_state=0).fit(X, np.sin(6.0 * X[:, 0]))
+    >>> regressor.predict([[0.25], [0.75]]).round(1).tolist()
+    [1.0, -1.0]
     """
 
     def fit(self, X, y):
-        """Fit to X (N, D) and numbers y (N,).
+        """Fit to inputs and numbers.
 
-        Raises what `pg.fit` raises: `FitError` where the method did not succeed, `ModelError` where
-        it does not fit the model; of the model `None` `DataError` where all rows of X, or all of y,
-        are equal.
+        Parameters
+        ----------
+        X : array
+            Inputs, (N, D).
+        y : array
+            Observations, (N,).
+
+        Returns
+        -------
+        GPRegressor
+            The estimator itself.
+
+        Raises
+        ------
+        FitError
+            If the method did not succeed.
+        ModelError
+            If the method cannot fit the model.
+        DataError
+            As `pg.fit`. For the default model also if all rows of X, or all of y, are equal.
         """
         fewest = 2 if self.model is None else 1  # one row has no distances and no variance
         checks = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
@@ -63,15 +104,37 @@ class GPRegressor(RegressorMixin, GPEstimator):
         return self._infer(X, y.astype(X.dtype) if self.model is None else y)
 
     def predict(self, X, return_std=False, return_cov=False, quantiles=None):
-        """The mean of y, (M,); with `return_std` its standard deviation, (M,); with `return_cov`
-        its covariance, (M, M); with `quantiles` (levels in (0, 1)) its quantiles, (M, Q): a tuple
-        in this order of what is asked for.
+        """Predict new observations, noise included.
 
-        All are of an observation y, noise included, and not of f: what scikit-learn's
-        `GaussianProcessRegressor` gives where its kernel has a `WhiteKernel`. Those of f are in
-        `fit_result_.predict(X)` and `fit_result_.posterior(X)`. The covariance needs y = f + noise,
-        so it is for the model `None` alone; `ModelError` for others. `DataError` for both
-        `return_std` and `return_cov`.
+        Parameters
+        ----------
+        X : array
+            New inputs, (M, D).
+        return_std : bool, default False
+            Also return standard deviations, (M,).
+        return_cov : bool, default False
+            Also return the covariance, (M, M).
+        quantiles : sequence of float, default None
+            Also return quantiles at these levels in (0, 1), (M, Q).
+
+        Returns
+        -------
+        array or tuple
+            The mean of y, (M,), or a tuple with what else you ask for, in this order.
+
+        Raises
+        ------
+        ModelError
+            For `return_cov` with a model of your own. It needs y = f + noise, as in the default
+            model.
+        DataError
+            For both `return_std` and `return_cov`.
+
+        Notes
+        -----
+        scikit-learn's `GaussianProcessRegressor` predicts the same if its kernel has a
+        `WhiteKernel`. For f without noise, use `fit_result_.predict(X)` and
+        `fit_result_.posterior(X)`.
         """
         if return_std and return_cov:
             raise DataError("predict(return_std=True, return_cov=True): ask for one of them.")
@@ -86,8 +149,22 @@ class GPRegressor(RegressorMixin, GPEstimator):
         return answer[0] if len(answer) == 1 else tuple(answer)
 
     def sample_y(self, X, n_samples=1, random_state=0):
-        """Draws of y at the rows of X together, (M, n_samples): of f from the posterior process,
-        and of its noise. O(M^3).
+        """Draw new observations jointly at the rows of X.
+
+        Parameters
+        ----------
+        X : array
+            New inputs, (M, D).
+        n_samples : int, default 1
+            The number of draws.
+        random_state : int or RandomState, default 0
+            For the key of the draws.
+
+        Returns
+        -------
+        array
+            (M, n_samples). f comes from its posterior, jointly over the rows, and the noise is
+            added. O(M^3).
         """
         X = self._inputs(X)
         seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
@@ -123,28 +200,69 @@ def _joint(f) -> np.ndarray:
 
 
 class GPClassifier(ClassifierMixin, GPEstimator):
-    """Classification by a declared model and any method, as a scikit-learn estimator.
+    """Classification by any model and method, as a scikit-learn estimator.
 
-    **Arguments:**
+    Use it in pipelines, cross-validation and searches.
 
-    - `model`: a function `model(X, y=None, ...)` with one observed site of C outcomes in a finite
-      set (Bernoulli, Categorical, ordinal); y are the labels' places 0 ... C - 1 in `classes_`,
-      which is sorted. `None`: f ~ GP(0, v exp(-|x - x'|^2 / (2 l^2))), one function and a Bernoulli
-      likelihood for two classes, C functions and their softmax for more; the prior of l is
-      `priors.lengthscale(X)`, that of v LogNormal(1, 1).
-    - `method`: any method of `pg.fit`. `None`: up to 1000 rows `EP()` for two classes and
-      `Laplace()` for more, else `SVGP()`.
-    - `arguments`, `random_state`: as for `GPRegressor`; the model `None` has the argument
-      `{"lengthscale_prior": (concentration, rate)}`.
+    Parameters
+    ----------
+    model : callable, default None
+        A function `model(X, y=None, ...)` with one observed site of C outcomes in a finite set
+        (Bernoulli, Categorical, ordinal). It gets labels as 0, ..., C - 1, in the order of the
+        sorted `classes_`. None is f ~ GP(0, v exp(-|x - x'|^2 / (2 l^2))). Two classes have one
+        function and a Bernoulli likelihood, and more have C functions and their softmax. The priors
+        are `priors.lengthscale(X)` for l, and LogNormal(1, 1) for v.
+    method : object, default None
+        Any method of `pg.fit`. None is, up to 1000 rows, `EP()` for two classes and `Laplace()` for
+        more, else `SVGP()`.
+    arguments : dict, default None
+        As for `GPRegressor`. The default model has `lengthscale_prior` (concentration, rate).
+    random_state : int or RandomState, default None
+        For the key of the fit. None draws a new one each time.
 
-    **Fitted:** `classes_` (C,), and all that a `GPRegressor` has. It is pickled like one.
+    Attributes
+    ----------
+    classes_ : array
+        The sorted labels, (C,).
+    fit_result_, model_, log_evidence_, hyper_, n_features_in_, feature_names_in_
+        As for `GPRegressor`.
+
+    Notes
+    -----
+    Pickles work as for `GPRegressor`. Cost: that of the method.
+
+    Examples
+    --------
+    >>> X = np.linspace(0.0, 1.0, 10)[:, None]
+    >>> y = np.where(X[:, 0] > 0.5, "yes", "no")
+    >>> classifier = pg.sklearn.GPClassifier(random_state=0).fit(X, y)
+    >>> classifier.predict([[0.0], [1.0]]).tolist()
+    ['no', 'yes']
     """
 
     def fit(self, X, y):
-        """Fit to X (N, D) and labels y (N,), of any type that sorts.
+        """Fit to inputs and labels.
 
-        Raises `DataError` for fewer than two classes, and what `pg.fit` raises: `FitError` where
-        the method did not succeed, `ModelError` where it does not fit the model.
+        Parameters
+        ----------
+        X : array
+            Inputs, (N, D).
+        y : array
+            Labels, (N,), of any type that can be sorted.
+
+        Returns
+        -------
+        GPClassifier
+            The estimator itself.
+
+        Raises
+        ------
+        DataError
+            As `pg.fit`, and for fewer than two classes.
+        FitError
+            If the method did not succeed.
+        ModelError
+            If the method cannot fit the model.
         """
         X, y = validate_data(self, X, y, dtype=FLOATS)
         check_classification_targets(y)
@@ -163,10 +281,22 @@ class GPClassifier(ClassifierMixin, GPEstimator):
             raise DataError(f"GPClassifier.fit: {told} the model observes two. {remedy}") from error
 
     def predict_proba(self, X):
-        """p(y = c | x, data), (M, C), columns in the order of `classes_`: integrated over f, and
-        over the hyperparameters where they are sampled.
+        """Predict probabilities of classes, integrated over f and over sampled hyperparameters.
 
-        Raises `ModelError` where the model has not C outcomes.
+        Parameters
+        ----------
+        X : array
+            New inputs, (M, D).
+
+        Returns
+        -------
+        array
+            p(y = c | x, data), (M, C), with columns in the order of `classes_`.
+
+        Raises
+        ------
+        ModelError
+            If the model does not have C outcomes.
         """
         found = self._of_one_site(self._predicted(X).probs, "probabilities of outcomes")
         probs = np.stack([1.0 - found, found], -1) if found.ndim == 1 else found
@@ -178,19 +308,28 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         return probs
 
     def predict_log_proba(self, X):
-        """log p(y = c | x, data), (M, C)."""
+        """Predict log p(y = c | x, data), (M, C), with columns in the order of `classes_`."""
         return np.log(self.predict_proba(X))
 
     def decision_function(self, X):
-        """The log odds log p(y = 1) - log p(y = 0), (M,), of two classes, and log p(y = c), (M, C),
-        of more: of predictive probabilities, so that `predict` follows from it for every model.
+        """Predict log odds, for any model the scores from which `predict` follows.
+
+        Parameters
+        ----------
+        X : array
+            New inputs, (M, D).
+
+        Returns
+        -------
+        array
+            log p(y = 1) - log p(y = 0), (M,), for two classes, and log p(y = c), (M, C), for more.
         """
         probs = self.predict_proba(X)
         logs = np.log(np.maximum(probs, np.finfo(probs.dtype).tiny))
         return logs[:, 1] - logs[:, 0] if len(self.classes_) == 2 else logs
 
     def predict(self, X):
-        """The class of largest probability, (M,)."""
+        """Predict the class of largest probability, (M,)."""
         probs = self.predict_proba(X)
         return self.classes_[np.argmax(probs, 1)]
 

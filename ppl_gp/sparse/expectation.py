@@ -44,14 +44,26 @@ FINE = 384
 
 @dataclass(frozen=True)
 class Expectation:
-    """How the likelihood is integrated over the functions of a datum.
+    """How `SVGP` integrates the likelihood over the functions of a row.
 
     Parameters
     ----------
-    num_nodes : default 20, 12, 8 for one, two, three functions
-        Nodes of Gauss-Hermite in each direction, of up to three functions that are not additive.
-    num_draws : default 10 above three of those
-        Draws in place of nodes; they serve any number of functions.
+    num_nodes : int, default None
+        Nodes of Gauss-Hermite quadrature per direction, for up to three functions that are not
+        additive. `None` takes 20, 12 or 8 for one, two or three functions.
+    num_draws : int, default None
+        Use this many draws instead of nodes, for any number of functions. `None` takes 10 draws if
+        more than three functions are not additive, and nodes otherwise.
+
+    Raises
+    ------
+    DataError
+        For counts below 1.
+
+    Examples
+    --------
+    >>> pg.Expectation().nodes(2), pg.Expectation(num_draws=20).nodes(2)
+    (12, None)
     """
 
     num_nodes: int | None = None

@@ -26,34 +26,74 @@ from ppl_gp.sparse.families import DenseRoot, Root, dense_root
 
 
 class InducingVariables(eqx.Module):
-    """M linear functionals of a GP. Array leaves are what training may move."""
+    """Base class of inducing variables: M linear functionals u of a GP.
+
+    To add a kind, subclass it and write `num`, `root` and `cross`. Training moves the fields that
+    are arrays.
+
+    Notes
+    -----
+    Values of f are `Points`. Other kinds are in `ppl_gp.features`.
+
+    Examples
+    --------
+    >>> issubclass(pg.features.FourierFeatures, pg.InducingVariables)
+    True
+    """
 
     @property
     @abstractmethod
     def num(self) -> int:
-        """M."""
+        """Number M of inducing variables."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether u are functionals of f under the prior's own kernel: a bound on its evidence."""
+        """Whether u are functionals of f under the prior's own kernel.
+
+        If so, the bound is one on its evidence.
+        """
         return True
 
     @property
     def functions(self) -> int:
-        """R, where Cov[u, .] is of R functions of a datum together, (M, R B); else 1."""
+        """R, if Cov[u, .] covers R functions of a row together, (M, R B); else 1."""
         return 1
 
     @abstractmethod
     def root(self, prior: GP) -> Root:
-        """R with R R^T = Cov[u], in the form that its structure allows."""
+        """R with `R R^T = Cov[u]`, in the form that its structure allows."""
 
     @abstractmethod
     def cross(self, prior: GP, X) -> Float[Array, "M B"]:
-        """Cov[u, f(X)] for X in the GP site's own inputs."""
+        """Cov[u, f(X)], (M, B), for X in the inputs of the GP site."""
 
 
 class Points(InducingVariables):
-    """u = f(Z), Z (M, D) or (M,) (Titsias 2009). K_uu is dense: O(M^3), O(M^2 B) for B data."""
+    """Inducing points: the values u = f(Z).
+
+    Pass an array Z as `inducing` instead, unless you combine kinds of inducing variables.
+
+    Parameters
+    ----------
+    Z : array, (M, D) or (M,)
+        The points, in the units of the inputs.
+
+    Raises
+    ------
+    DataError
+        For another shape.
+
+    Notes
+    -----
+    The covariance of u is dense. A step costs O(M^3), and O(M^2 B) for B rows. Source: Titsias
+    (2009).
+
+    Examples
+    --------
+    >>> points = pg.Points(jnp.linspace(0.0, 10.0, 20))
+    >>> points.num
+    20
+    """
 
     Z: Float[Array, "M *D"]
 

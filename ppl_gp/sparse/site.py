@@ -76,12 +76,34 @@ def _param(name: str, init) -> Array:
 
 
 class SparsePosterior(eqx.Module):
-    """Declares a trainable q(u) for `approximate` and `guide`: its parameters become
-    `numpyro.param`s.
+    """A trainable q(u) of a GP site, for `guide` and `approximate`.
 
-    `inducing`: an array Z, or inducing variables. `covariance` of the whitened q(v): "full" or
-    "diagonal". Parameters of site f: `f_Z` if points are trained, `f_loc`, and `f_scale_tril` or
-    `f_log_scale`.
+    Its parameters are `numpyro.param`s, so NumPyro's `SVI` trains them.
+
+    Parameters
+    ----------
+    inducing : array or InducingVariables
+        Points Z (M, D) or (M,), or inducing variables.
+    covariance : "full" or "diagonal", default "full"
+        Covariance of the whitened q(v).
+    train_inducing : bool, default True
+        Whether points are parameters too.
+
+    Raises
+    ------
+    DataError
+        For another `covariance`.
+
+    Notes
+    -----
+    The parameters of a site f are `f_loc`, `f_scale_tril` or `f_log_scale`, and `f_Z` if points are
+    trained.
+
+    Examples
+    --------
+    >>> q = pg.SparsePosterior(jnp.linspace(0.0, 6.0, 12), covariance="diagonal")
+    >>> q.train_inducing
+    True
     """
 
     inducing: Any
@@ -95,7 +117,7 @@ class SparsePosterior(eqx.Module):
             )
 
     def at_site(self, name: str, fn, prior: GP) -> SparseMarginals:
-        """The distribution at a GP site, its parameters registered under the site's name."""
+        """The distribution at a GP site, with its parameters registered under the site's name."""
         require_pairs(unpaired({name: prior}))
         variables = self._variables(name)
         q = self._family(name, fn.shape()[:-1], variables).whitened()

@@ -17,14 +17,40 @@ _FULL_BATCH, _MINIBATCH = 2000, 1000
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Save the state of a run to `folder` every `every` steps (and at its end), and go on from
-    there when it is run again.
+    """Saves the state of a run to a folder, so that the same call goes on after a crash.
 
-    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps`
-    included: the model's code with all that it reads (closures, globals, partial arguments), the
-    settings, schedules by their values, the key and the data (arrays above 16 MiB by 4096 rows and
-    column sums, a stream by its first batch) are compared, and `StoreError` names what differs.
-    `keep`: how many files stay. `resume=False` starts anew and replaces the folder's files.
+    Parameters
+    ----------
+    folder : str or Path
+        Where the files are written.
+    every : int, default 500
+        Steps between two files. The end of the run is saved as well.
+    keep : int, default 2
+        Number of files that are kept.
+    resume : bool, default True
+        Go on from the newest file. `False` starts anew and replaces the files in the folder.
+
+    Raises
+    ------
+    DataError
+        For counts below 1.
+    StoreError
+        In `fit`, if the folder belongs to another run, with a list of what differs, or if no file
+        can be read.
+
+    Notes
+    -----
+    A resumed run has the numbers of an uninterrupted one. It must be the same run, `max_steps`
+    included. `fit` compares the model's code with all that it reads (closures, globals, partial
+    arguments), the settings, the key and the data. Schedules count by their values. Of arrays above
+    16 MiB it compares 4096 rows and the column sums, and of a stream the first batch. If a file is
+    damaged, `fit` warns and goes on from an older one.
+
+    Examples
+    --------
+    >>> method = pg.SVGP(checkpoint=pg.Checkpoint("run", every=100))
+    >>> method.checkpoint.keep
+    2
     """
 
     folder: str | Path
@@ -38,19 +64,34 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """How `SVGP` steps q(u), and how everything else.
+    """How `SVGP` represents q(u) and steps it, and how it steps everything else.
 
     Parameters
     ----------
-    covariance, natural : default "full", True
-        Of q(v), the whitened q(u): "full" or "diagonal". Natural gradients in the dual
-        parameterisation train a full one; `False` leaves it to Adam, as a diagonal one is.
-    natural_rate : default 1 where the bound is exact (all data, nothing drawn)
-        Size of a natural-gradient step in (0, 1], or a schedule; else 0.1, decaying to 0.01.
-    optimiser : default `optax.adam`
+    covariance : "full" or "diagonal", default "full"
+        Covariance of q(v), the whitened q(u). A diagonal one is trained by Adam and has a lower
+        bound.
+    natural : bool, default True
+        Train a full covariance by natural gradients in the dual parameterisation. `False` uses
+        Adam.
+    natural_rate : float or schedule, default None
+        Size of a natural-gradient step, in (0, 1]. `None` is 1 if the bound is exact (all data in a
+        step, nothing drawn), and otherwise decays from 0.1 to 0.01.
+    optimiser : callable, default optax.adam
         A function from a learning rate to an optax optimiser.
-    warm_up : default 0
-        Steps in which hyperparameters and inducing variables are held; q(u), q(h), encoders move.
+    warm_up : int, default 0
+        Steps in which hyperparameters and inducing variables are fixed, while q(u), q(h) and
+        encoders move.
+
+    Raises
+    ------
+    DataError
+        For another `covariance`, a rate outside (0, 1], or a negative `warm_up`.
+
+    Examples
+    --------
+    >>> pg.SVGP(training=pg.Training(natural_rate=0.1, warm_up=100)).training.uses_natural
+    True
     """
 
     covariance: str = "full"
@@ -74,25 +115,41 @@ class Training:
 
 @dataclass(frozen=True)
 class Layers:
-    """Per-datum latents, and GPs that feed each other, in the bound of `SVGP`.
+    """How `SVGP` treats latents per row, and GPs that feed each other.
 
     Parameters
     ----------
-    latents : default `Amortised()`
-        q(h) of the latents, `Amortised()` or `Free()`, for all or as {site: ...}.
-    num_importance : default 1
-        K copies of each datum's latents in a log-mean-exp (`ImportanceWeightedELBO` has the bound).
-    num_paths : default 1
-        Passes through the layers that a step averages. O(num_paths K M^2 B) a GP site, K^3 B more
-        for a layer that is drawn at K copies.
-    expected_last : default True
-        Inner layers are drawn, their q(u) trained by Adam, and the last one is integrated, or drawn
-        too (`False`; Adam for all is advised).
-    doubly_reparameterised : default False
-        The gradient of q(h) by Tucker et al. (2019).
-    beta : default 1
-        Weight of every KL term, finite, at least 0, and 1 for a bound (the fit's `log_evidence` has
-        1 in any case). `numpyro.handlers.scale` around a site weighs its own KL.
+    latents : Amortised, Free or dict, default Amortised()
+        The approximate posterior q(h) of the latents, one for all, or `{site: ...}`.
+    num_importance : int, default 1
+        Draws K of each row's latents inside the logarithm, see `ImportanceWeightedELBO`.
+    num_paths : int, default 1
+        Passes through the layers that a step averages.
+    expected_last : bool, default True
+        Draw the inner layers, whose q(u) Adam trains, and integrate the last one. `False` draws the
+        last one too. Then use Adam for all, `Training(natural=False)`.
+    doubly_reparameterised : bool, default False
+        Use the gradient of q(h) of Tucker et al. (2019).
+    beta : float, default 1.0
+        Weight of every KL term in training, finite and at least 0. 1 gives a bound, and
+        `log_evidence` always uses 1. `numpyro.handlers.scale` around a site weighs the KL term of
+        that site alone.
+
+    Raises
+    ------
+    DataError
+        For counts below 1, or a `beta` out of range.
+
+    Notes
+    -----
+    A step costs O(num_paths K M^2 B) per GP site for B rows and M inducing variables. A layer that
+    is drawn jointly at K copies costs K^3 B more.
+
+    Examples
+    --------
+    >>> layers = pg.Layers(latents=pg.Free(), num_importance=10)
+    >>> pg.SVGP(layers=layers).layers.num_importance
+    10
     """
 
     latents: Any = field(default=None, hash=False, compare=True)
@@ -110,25 +167,38 @@ class Layers:
 
 @dataclass(frozen=True)
 class CollapsedSVGP:
-    """Titsias' bound (2009): q(u) in closed form, the rest by L-BFGS, all data in a step, O(N M^2).
+    """Titsias' sparse bound for Gaussian noise, with q(u) in closed form.
+
+    Use it up to some 10 000 rows. Each step of L-BFGS reads all data, so there are no step sizes to
+    choose.
 
     Parameters
     ----------
-    num_inducing, inducing, train_inducing, hyper : default 100, "greedy", True, `MAP()`
-        As of `SVGP`, without guides; "farthest" points are tried where the run has converged.
-    max_steps, tol : default 3000, 1e-6 nats
-        Steps at most; the run has converged if fifteen steps gain less than `tol`.
+    num_inducing, inducing, train_inducing : default 100, "greedy", True
+        Number and choice of the inducing variables, and whether points move. See `SVGP`. "farthest"
+        points are tried as well once the run has converged.
+    hyper : MAP or Fixed, default MAP()
+        What happens to the hyperparameters.
+    max_steps : int, default 3000
+        Steps at most.
+    tol : float, default 1e-6
+        The run has converged if fifteen steps gain less than this, nats.
 
     Raises
     ------
     DataError
-        For counts below 1, another `hyper`; in `fit`, for a `Stream`.
+        For counts below 1 or another `hyper`, and in `fit` for a `Stream`.
     ModelError
-        In `fit`, unless the likelihood is Gaussian in one function at given inputs.
+        In `fit`, unless the noise is Gaussian around one function at given inputs.
+
+    Notes
+    -----
+    `log_evidence` is a lower bound on the log evidence, nats. A step costs O(N M^2) for N rows and
+    M inducing variables. Source: Titsias (2009).
 
     Examples
     --------
-    >>> CollapsedSVGP(num_inducing=50).evidence_is
+    >>> pg.CollapsedSVGP(num_inducing=50).evidence_is
     'lower bound'
     """
 
@@ -154,64 +224,90 @@ class CollapsedSVGP:
 
 @dataclass(frozen=True)
 class SVGP:
-    """Sparse variational inference with M inducing variables (Hensman et al. 2013, 2015): q(u) by
-    natural gradients, hyperparameters and inducing inputs by Adam, both from one forward and
-    reverse pass a step. O(M^3 + M^2 B) a step of B rows, O(B M + M^2) memory.
+    """Sparse variational inference with M inducing variables, in minibatches.
+
+    For more than a few thousand rows, and for latent inputs and deep GPs. The function is
+    summarised by a Gaussian q(u) at M inducing variables. Natural gradients train q(u), and Adam
+    the rest.
 
     Parameters
     ----------
-    num_inducing, inducing, train_inducing : default 100, "greedy", True
-        "greedy", "kmeans", "subset", "farthest" (`sparse.inducing`), an array Z, or inducing
-        variables such as `FourierFeatures`; {site: ...} for several GP sites. Whether Z moves, in
-        units of its column's standard deviation / M^(1 / columns).
-    hyper : default `MAP()`
-        `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal`, of which all
-        standard deviations come out too small, as one q(v) serves all its draws. `SparseNUTS` has
-        no such limit. `AutoDelta` is a point as under `MAP()`.
-    batch_size : default all rows up to 2000, else 1000
-        Rows a step. Ignored where the model's plate subsamples.
-    max_steps, learning_rate : default 3000; 0.05, or 0.03 where a GP feeds another
-        A rate that is a number decays by a cosine to a hundredth; or an optax schedule.
-    tol : default 1e-6 nats
-        With all data in a batch, the run has converged if ten steps change the objective by less,
-        no derivative in an unconstrained hyperparameter is above 0.01 (`stats["map_gradient"]`),
-        and a whole step of q(u) expects to gain less than 1e-4 nats (`stats["q_gap"]`). A warning
-        if they end above 0.1 or 1e-3.
-    patience : default None
-        Ends where the bound, averaged over so many steps, stops rising: on batches as converged,
-        over all data only if `tol` says so.
-    training, layers, expectation : `Training`, `Layers`, `Expectation`
-        Steps of q(u); latents and GPs that feed each other; integrals of the likelihood.
-    devices, checkpoint : default None
-        Spread each batch's rows over this many devices; where the run is saved (`Checkpoint`).
+    num_inducing : int, default 100
+        Number M of inducing points per GP site.
+    inducing : str, array, InducingVariables or dict, default "greedy"
+        How points are chosen: "greedy", "kmeans", "subset" or "farthest". Or points Z (M, D), or
+        inducing variables such as `features.FourierFeatures`. `{site: ...}` for several GP sites.
+    train_inducing : bool, default True
+        Whether points move during training. Steps are in units of the column's standard deviation /
+        M^(1 / D).
+    hyper : MAP, Fixed or autoguide class, default MAP()
+        What happens to the hyperparameters. Under a NumPyro autoguide such as `AutoNormal` all
+        standard deviations come out too small, because one q(v) serves all its draws. `SparseNUTS`
+        does not have this limit. `AutoDelta` is a point, as under `MAP()`.
+    batch_size : int, default None
+        Rows per step. `None` takes all rows up to 2000, and otherwise 1000. Ignored if a plate of
+        the model subsamples.
+    max_steps : int, default 3000
+        Steps at most.
+    learning_rate : float or optax schedule, default None
+        Adam's rate. A number decays by a cosine to a hundredth. `None` is 0.05, or 0.03 if a GP
+        feeds another.
+    tol : float, default 1e-6
+        Change of the objective in ten steps, nats, below which a run with all rows in a batch has
+        converged. See Notes.
+    patience : int, default None
+        End the run if the bound, averaged over this many steps, stops rising. On batches the run
+        then counts as converged. Over all data it does so only if `tol` agrees.
+    training, layers, expectation : Training, Layers, Expectation
+        Form and steps of q(u); latents and GPs that feed each other; integrals of the likelihood.
+    devices : int, default None
+        Spread the rows of each batch over this many devices.
+    checkpoint : Checkpoint, default None
+        Where the run is saved.
 
     Raises
     ------
     DataError
-        For values outside of these, here and in the parts; in `fit`, for guides that anneal
-        (`AutoDAIS` and its kin), and `AutoLaplaceApproximation`.
+        For options out of range, here and in the parts, and for `beta=0` with natural gradients. In
+        `fit`, for annealed guides (`AutoDAIS` and the like), `AutoLaplaceApproximation`, and
+        `MAP(restarts=)` above 1.
 
     Notes
     -----
-    Effects (`Normal`, `MultivariateNormal` sites and their kin) that enter a linear predictor
-    beside GPs are integrated, O((inducing variables + effects)^3) a step, unless `latents` or
-    `num_importance` is given. A run of at least 400 steps tries other starts.
+    The bound is `sum_n E_q[log p(y_n | f_n)] - KL[q(u) || p(u)]`, where the rows of a batch count N
+    / B times. A step costs O(M^3 + M^2 B), and memory is O(B M + M^2). `log_evidence` is the bound
+    on all data, nats. It is conditional on hyperparameters that are points, without their prior.
+    With an autoguide it is a bound on log p(y).
 
-    Results: converged (by `tol` or `patience`); completed (all steps made); diverged (the bound
-    ended far below its start); nonfinite; interrupted; stream_ended. If a bound is drawn
-    (autoguides, layers, latents, more than three functions that are not additive, a `Stream` that
-    draws its rows anew) `log_evidence` averages 2 to 10 sums and `stats["log_evidence_se"]` is its
-    standard error. `stats["expectation_error"]`: by how many nats `log_evidence` is too high at
-    most, as nodes miss something of the likelihood (0 for Gaussian noise), with a warning above
-    1e-3 per datum. `stats["inducing_gap"]`: how many nats more inducing variables could add at most
-    at these hyperparameters, a bound for Gaussian noise and up to 2000 rows (of a stream, if read
-    again), with a warning above 1 nat per 100 rows. `stats["ended"]` says why the run stopped.
-    `log_evidence` is the bound at hyperparameters that are points, without their prior, else the
-    bound on log p(y).
+    With all rows in a batch, convergence has two more conditions. Derivatives by unconstrained
+    hyperparameters are at most 0.01 (`stats["map_gradient"]`), and a whole step of q(u) expects to
+    gain less than 1e-4 nats (`stats["q_gap"]`). A warning appears if they end above 0.1 or 1e-3.
+
+    Gaussian effects in a linear predictor with GPs are integrated too, at O((inducing variables +
+    effects)^3) per step, unless you pass `latents` or `num_importance`. A run of at least 400 steps
+    also tries other starts.
+
+    `fit.result` is `converged` (by `tol` or `patience`), `completed` (all steps made), `diverged`
+    (the bound ended far below its start), `nonfinite`, `interrupted` or `stream_ended`.
+    `stats["ended"]` says why the run stopped. Other entries of `stats`:
+
+    - "log_evidence_se": standard error of `log_evidence`, an average of 2 to 10 sums, if the bound
+      is drawn. That is so for autoguides, layers, latents, more than three functions that are not
+      additive, and a `Stream` that draws its rows anew.
+    - "expectation_error": nats by which `log_evidence` is too high at most, because quadrature
+      nodes miss something of the likelihood. It is 0 for Gaussian noise. A warning appears above
+      1e-3 per row.
+    - "inducing_gap": nats that more inducing variables could add at most, at these hyperparameters.
+      It is a bound for Gaussian noise and up to 2000 rows (for a stream, if it can be read again),
+      and otherwise an estimate. A warning appears above 1 nat per 100 rows.
+
+    Sources: Hensman, Fusi & Lawrence (2013); Hensman, Matthews & Ghahramani (2015).
 
     Examples
     --------
-    >>> SVGP(50, training=Training(warm_up=9), expectation=Expectation(num_nodes=40)).rows(10**6)
+    >>> training, nodes = pg.Training(warm_up=9), pg.Expectation(num_nodes=40)
+    >>> method = pg.SVGP(num_inducing=50, training=training, expectation=nodes)
+    >>> method.rows(10**6)
     1000
     """
 
@@ -244,7 +340,7 @@ class SVGP:
             )
 
     def rows(self, num_data: int) -> int:
-        """The batch size for N data."""
+        """The batch size for N rows."""
         if self.batch_size is not None:
             return min(self.batch_size, num_data)
         return num_data if num_data <= _FULL_BATCH else _MINIBATCH

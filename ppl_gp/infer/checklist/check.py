@@ -32,7 +32,15 @@ class Item(NamedTuple):
 
 
 class Checklist(NamedTuple):
-    """What `check` found. `ok`: every item is; `print` shows one line an item."""
+    """The items that `check` found. `print` shows one line per item.
+
+    Attributes
+    ----------
+    items : tuple of Item
+        Each has `name`, `ok` and `message`.
+    ok : bool
+        Whether every item is in order.
+    """
 
     items: tuple[Item, ...]
 
@@ -103,15 +111,43 @@ _WITHOUT_FUNCTIONS = ("hyperparameters", "rows", "dtype", "gradients", "methods"
 @one_at_a_time
 @refusals.of_the_model
 def check(model: Callable, *args, **kwargs) -> Checklist:
-    """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds
-    the observations; frames and DataArrays serve as arrays, as in `fit`.
+    """Check a model and its data as `fit` would, and report instead of raising.
 
-    Items: arguments, GP sites, hyperparameters, what the priors of length scales are beside the
-    distances of the rows, observations (supports included), pointwise
-    likelihood, dtype, conditioning of K and finite gradients at the prior's median, and the methods
-    that fit this model. Where the arguments, the GP sites or the observations are not in order, the
-    items that need them are left out.
-    Cost: O(N^3), one eigenvalue decomposition a GP site.
+    Run it before a long fit. It finds arrays of the wrong shape, priors that do not match the data,
+    and likelihoods that a method cannot use.
+
+    Parameters
+    ----------
+    model : callable
+        As for `fit`.
+    *args, **kwargs
+        The arguments of the model, as for `fit`; `y` are the observations.
+
+    Returns
+    -------
+    Checklist
+        `items` with `name`, `ok` and `message`, and `ok`: whether all are in order. `print` it for
+        one line per item.
+
+    Notes
+    -----
+    The items describe arguments, GP sites, hyperparameters, observations and their supports. Priors
+    of length scales are compared with the distances between rows. `rows` lists the arguments with
+    one value per row. Further items are the pointwise likelihood, dtype, conditioning of K and
+    finite gradients at the prior's median. The last line lists the methods that accept the model.
+    If the arguments, GP sites or observations are not in order, the items that need them are left
+    out. O(N^3): one eigenvalue decomposition per GP site.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> checklist = pg.check(model, x, y=np.sin(6.0 * x))
+    >>> checklist.ok
+    True
     """
     try:
         args, kwargs, names = named_arrays(model, args, kwargs)

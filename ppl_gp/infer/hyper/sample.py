@@ -29,14 +29,45 @@ from ppl_gp.settings import Sample
 
 
 def marginal(model: Callable, approximation: LocalMethod) -> Callable:
-    """A NumPyro model over the hyperparameters alone: f is integrated out, its log evidence is a
-    factor.
+    """Integrate f out of a model by a local method, which leaves a model of the hyperparameters.
 
-    Sites: the model's hyperparameters as declared; `<f>_log_evidence` (factor, nats); and for each
-    draw the approximation's inner state: `<f>_mean` (N,), `<f>_nat1`, `<f>_nat2` (N,), `<f>_steps`,
-    `<f>_residual`, `<f>_code`. Where the inner iteration does not converge the density is NaN,
-    which NUTS counts as a divergence; it is never silently biased. Errors as `read`. Cost: the
-    approximation's, at every evaluation.
+    Use it with any sampler of NumPyro. `hyper=Sample()` samples this model.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model that the method accepts.
+    approximation : LocalMethod
+        `Laplace()`, `EP()`, `VI()` or `LocalBound()`.
+
+    Returns
+    -------
+    callable
+        A NumPyro model with the same arguments. Its sites are the hyperparameters as declared,
+        `<f>_log_evidence` (a factor, nats), and the inner state at each draw: `<f>_mean`,
+        `<f>_nat1` and `<f>_nat2`, (N,), `<f>_steps`, `<f>_residual` and `<f>_code`.
+
+    Raises
+    ------
+    ModelError
+        When the model runs, as `read`.
+
+    Notes
+    -----
+    If the inner iteration does not converge, the density is NaN, which NUTS counts as a divergence.
+    Each evaluation costs that of the method.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, scale), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+    >>> seeded = numpyro.handlers.seed(pg.marginal(model, pg.Laplace()), 0)
+    >>> data = jnp.arange(4.0), jnp.array([0, 2, 1, 0])
+    >>> sorted(numpyro.handlers.trace(seeded).get_trace(*data))
+    ['f_code', 'f_log_evidence', 'f_mean', 'f_nat1', 'f_nat2', 'f_residual', 'f_steps', 'scale']
     """
 
     def marginalised(*args, **kwargs):

@@ -34,12 +34,37 @@ _MAX_SHRINKS = 100
 
 
 class EllipticalSlice(eqx.Module):
-    """Elliptical slice sampling of f within Gibbs. `num_slices` updates of f for each update of the
-    hyperparameters.
+    """Elliptical slice sampling of f, in turn with NUTS for the hyperparameters.
 
-    Slower mixing than `NUTS()` where f and the hyperparameters are strongly coupled; needs no
-    gradient of the likelihood. Local latents and scaled priors of f are not supported
-    (`ModelError`). Results and `stats` as `NUTS`.
+    It needs no gradient of the likelihood by f. It mixes more slowly than `NUTS()` if f and the
+    hyperparameters are strongly coupled.
+
+    Parameters
+    ----------
+    num_warmup, num_samples, num_chains : int, default 500, 500, 2
+        As in `NUTS`.
+    num_slices : int, default 5
+        Updates of f per update of the hyperparameters.
+    target_accept_prob : float, default 0.8
+        Acceptance probability of the updates of the hyperparameters, in (0, 1).
+
+    Raises
+    ------
+    DataError
+        For numbers out of range.
+    ModelError
+        In `fit`, for models without a GP, with latents per row, with a scaled prior of f, and as in
+        `NUTS`.
+
+    Notes
+    -----
+    `fit.result` and `stats` are those of `NUTS`. An update of f takes about 5 evaluations of the
+    likelihood, at O(N^3) per evaluation. Source: Murray, Adams & MacKay (2010).
+
+    Examples
+    --------
+    >>> pg.EllipticalSlice(num_slices=10).num_samples
+    500
     """
 
     num_warmup: int = eqx.field(default=500, static=True)

@@ -147,16 +147,45 @@ class whitened(handlers.reparam):
 
 
 class NUTS(eqx.Module):
-    """The exact posterior by NumPyro's NUTS, f whitened. `hyper` is sampled with f; nothing is
-    approximated.
+    """The exact posterior by NumPyro's NUTS, with f whitened.
 
-    Results: converged; not_mixed where r-hat of a hyperparameter or of f exceeds 1.05, the
-    effective sample size falls below 10 draws a chain (or has no estimate), or more than 5 % of
-    draws diverge; interrupted. `stats`: r_hat, ess (the worst over hyperparameters and f; quantiles
-    want ESS of 100 draws a chain), divergences.
+    Samples f, latents and hyperparameters together. Its only error is that of its draws, so use it
+    as a reference, on a few hundred rows.
 
-    `ModelError` for what has no density to sample: `numpyro.param` sites, discrete latents, plates
-    that subsample.
+    Parameters
+    ----------
+    num_warmup : int, default 500
+        Transitions per chain that adapt and are dropped.
+    num_samples : int, default 500
+        Draws per chain that are kept.
+    num_chains : int, default 2
+        Number of chains.
+    target_accept_prob : float, default 0.8
+        Acceptance probability to adapt to, in (0, 1). Raise it if draws diverge.
+    max_tree_depth : int, default 10
+        A transition takes at most 2^max_tree_depth leapfrog steps.
+
+    Raises
+    ------
+    DataError
+        For numbers out of range.
+    ModelError
+        In `fit`, for what has no density to sample: `numpyro.param` sites, discrete latents, and
+        plates that subsample.
+
+    Notes
+    -----
+    `fit.result` is `converged`, `interrupted` or `not_mixed`. The last means that r-hat of a
+    hyperparameter or of f is above 1.05, or its effective sample size below 10 per chain or without
+    an estimate. More than 5 % of divergent draws have the same effect. `stats` has "r_hat" and
+    "ess", the worst over hyperparameters and f, and "divergences". Quantiles need an effective
+    sample size of about 100 per chain. A leapfrog step costs O(N^3). Source: Hoffman & Gelman
+    (2014).
+
+    Examples
+    --------
+    >>> pg.NUTS(num_samples=1000, num_chains=4).target_accept_prob
+    0.8
     """
 
     num_warmup: int = eqx.field(default=500, static=True)

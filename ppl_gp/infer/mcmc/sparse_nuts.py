@@ -36,17 +36,42 @@ from ppl_gp.sparse.svgp import SVGP
 
 
 class SparseNUTS(eqx.Module):
-    """MCMC for variationally sparse GPs (Hensman, Matthews, Filippone & Ghahramani 2015).
+    """NUTS over inducing variables and hyperparameters together.
 
-    Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n |
-    f_n)]), their eq. 9: no Gaussian form is assumed for u, and the sparsity is the only
-    approximation. Effects and per-datum latents are sampled too. In inner layers f
-    given u is independent from row to row, as in `SVGP`, and its noise is sampled. Inducing
-    variables are fixed: chosen as `SVGP` chooses them, or given, such as `svgp_fit.inducing`.
-    O(M^3 + N M^2) a
-    leapfrog step; all data in every step.
+    The sparsity is its only approximation: u need not be Gaussian, and its draws belong to the
+    hyperparameters of the same draw. Use it to check `SVGP()`.
 
-    Results and `stats` as `NUTS`.
+    Parameters
+    ----------
+    num_inducing, inducing : default 50, "greedy"
+        Number and choice of the inducing variables. See `SVGP`. Or give those of a fit,
+        `svgp_fit.inducing`. They are fixed.
+    num_warmup, num_samples, num_chains : int, default 300, 500, 2
+        As in `NUTS`.
+    target_accept_prob, max_tree_depth : default 0.8, 10
+        As in `NUTS`.
+    num_nodes : int, default None
+        Quadrature nodes per direction. See `Expectation`.
+
+    Raises
+    ------
+    DataError
+        For numbers out of range.
+    ModelError
+        In `fit`, for a scaled prior of f, and as in `NUTS`.
+
+    Notes
+    -----
+    Samples the whitened u, v, and the hyperparameters from `p(v) p(hyper) exp(sum_n E_{p(f_n |
+    u)}[log p(y_n | f_n)])`. Effects and latents per row are sampled too. In inner layers f given u
+    is independent from row to row, as in `SVGP`, and its noise is sampled. `fit.result` and `stats`
+    are those of `NUTS`. A leapfrog step costs O(M^3 + N M^2), with all data in every step. Source:
+    Hensman, Matthews, Filippone & Ghahramani (2015), eq. 9.
+
+    Examples
+    --------
+    >>> pg.SparseNUTS(num_inducing=30).num_warmup
+    300
     """
 
     num_inducing: int = eqx.field(default=50, static=True)

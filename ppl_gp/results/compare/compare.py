@@ -45,28 +45,35 @@ class _Scored(NamedTuple):
 
 @dataclasses.dataclass
 class Comparison:
-    """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes more.
+    """Scores of fits of one model to the same data, from `compare`.
 
-    `print(comparison)` shows one column a method, and tells of label switching
-    (`fit.symmetries`); `table` is a list of {quantity: value}, one a method, `None` where a
-    quantity does not exist, with the reasons in `notes`:
+    `print` shows one column per method, and reports label switching (`fit.symmetries`). `table` is
+    a list with one {quantity: value} per method. A value is None if it does not exist, with the
+    reason in `notes`. `verdicts` has one text per method.
 
-    - `result`, `compile_seconds`, `run_seconds`;
-    - `log_evidence`, `log_evidence_se`: log evidence or bound, nats, and its error where it is a
-      mean over draws; `truth`, `truth_se`: importance-sampled, at the same hyperparameters;
-    - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
-      error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row. Both
-      errors include the Monte Carlo error of the fits' draws;
-    - `error`, `error_name`, `calibration`, `calibration_name`: as `predict.scores` has them;
+    Notes
+    -----
+    The quantities of `table`:
+
+    - `result`, `compile_seconds`, `run_seconds`.
+    - `log_evidence`, `log_evidence_se`: the log evidence or bound in nats, and its error if it is a
+      mean over draws. `truth`, `truth_se`: importance-sampled, at the same hyperparameters.
+    - `log_density`, `log_density_se`: mean over the test data, in nats per datum, and its standard
+      error. `log_density_gap`, `log_density_gap_se`: minus that of the reference, compared row by
+      row. Both errors include the Monte Carlo error of the fits' draws.
+    - `error`, `error_name`, `calibration`, `calibration_name`: misclassified rows and expected
+      calibration error, or the root mean squared error and the gap in the coverage of intervals.
     - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
-      of its draws; neither sees a mode without draws. `share`: the share of the evidence that q's
-      draws meet, below 1 where a search for other modes found one (there may be more);
-    - `khat_datum`: the largest k-hat of the weights that take one datum out of q, or the draws;
-    - `elpd_loo`, `elpd_loo_se`: by the fit's own `loo`, nats;
+      of its draws. Neither depends on a mode without draws. `share`: the share of the evidence that
+      q's draws cover. It is below 1 if a search found other modes, and there may be more.
+    - `khat_datum`: the largest k-hat of the weights that remove one datum from q, or from the
+      draws.
+    - `elpd_loo`, `elpd_loo_se`: by `loo` of the fit, in nats.
     - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at
-      the training inputs to the reference method's, in its standard deviations. It includes what
-      the reference does with the hyperparameters, and its Monte Carlo error (`reference_error`).
-      Site by site, effects included, if one method integrates a predictor that the other draws.
+      the training inputs from the reference, in its standard deviations. It includes how the
+      reference treats the hyperparameters, and its Monte Carlo error (`reference_error`). It is
+      computed site by site, effects included, if one method integrates a predictor that the other
+      draws.
     """
 
     X_test: Any
@@ -250,17 +257,55 @@ def compare(
     num_importance_samples: int = 20_000,
     **kwargs,
 ) -> Comparison:
-    """Compare fits of one model to the same data.
+    """Compare fits of one model to the same data, by test data and importance sampling.
 
-    **Arguments:** `fits`: {name: fit}; `X_test` (M, D), `y_test` (M,), arrays or frames with the
-    columns of training; `y_test` is left out for models that observe their inputs (a mixture),
-    whose rows are scored by log density alone; the model's other arguments at the test inputs
-    (`exposure=...`) as in `fit.predict`; `reference`: the name of the fit that distances are taken
-    to, by default the first one by draws (`NUTS()`, `EllipticalSlice()`).
+    Use it to find out which inference method to trust. Add `NUTS()` as a reference if you can.
 
-    **Returns** a `Comparison`; `print` it. **Raises** `DataError`: no fits, an unknown reference,
-    test data of different lengths, fits to different data; `ModelError`: fits of different models.
+    Parameters
+    ----------
+    fits : mapping
+        {name: fit}.
+    X_test, y_test : array or frame
+        Test inputs and observations. Leave `y_test` out for models that observe their inputs, such
+        as a mixture; the log density alone scores their rows.
+    *args, **kwargs
+        The model's other arguments at the test inputs, as for `predict`.
+    reference : str, default None
+        The fit to which distances are measured. None is the first one by draws (`NUTS()`,
+        `EllipticalSlice()`).
+    rng_key : int or jax.Array, default 0
+        A seed or a key for importance sampling.
+    num_importance_samples : int, default 20000
+        Draws per fit.
+
+    Returns
+    -------
+    Comparison
+        `print` it for a table with one column per method. `verdicts` says the same in sentences.
+
+    Raises
+    ------
+    DataError
+        Without fits, for an unknown reference, test data of different lengths, or fits to different
+        data.
+    ModelError
+        For fits of different models. Use `compare_models` for those.
+
+    Notes
+    -----
     Cost: `predict`, `log_density` and `loo` of each fit, and O(N^2 num_importance_samples).
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fits = {"laplace": pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))}
+    >>> comparison = pg.compare(fits, x + 0.05, np.sin(6.0 * x + 0.3), num_importance_samples=200)
+    >>> comparison.table[0]["method"]
+    'laplace'
     """
     if not (isinstance(fits, Mapping) and fits):
         raise DataError(f"compare(fits={fits!r}) has nothing to compare; give {{name: fit, ...}}.")

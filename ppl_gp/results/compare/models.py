@@ -27,24 +27,28 @@ from ppl_gp.settings import MAP
 
 @dataclasses.dataclass(frozen=True)
 class ModelComparison:
-    """Models of the same data and their posterior probabilities. Made by `compare_models`.
+    """Posterior probabilities of models of the same data, from `compare_models`.
 
-    `table`: a list of {`model`, `log_evidence` (nats, with `log_symmetry` added),
-    `log_evidence_se` (its error where it is a mean over draws, else `None`), `kind`
-    ("estimate" or "lower bound"), `maximised` (numbers that were set at their maximum and not
-    integrated), `prior`, `probability`, `log_odds` (nats, to the best model)}, in the order given.
+    Parameters
+    ----------
+    table : list of dict
+        One entry per model, in the order given. It has `model`, `prior`, `probability`, and
+        `log_odds` in nats, to the best model. `log_evidence` is in nats, with `log_symmetry` added,
+        and `log_evidence_se` is its error if it is a mean over draws, else None. `kind` is
+        "estimate" or "lower bound". `maximised` is how many numbers were maximised instead of
+        integrated.
     """
 
     table: list[dict]
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """{model: p(model | data)}, which sum to one."""
+        """{model: p(model | data)}. They sum to one."""
         return {row["model"]: row["probability"] for row in self.table}
 
     @property
     def best(self) -> str:
-        """The most probable model."""
+        """The name of the most probable model."""
         return max(self.probabilities, key=self.probabilities.__getitem__)
 
     def __rich__(self) -> Table:
@@ -86,22 +90,51 @@ def compare_models(
     log_symmetry: Mapping[str, float] | None = None,
     mixed: bool = False,
 ) -> ModelComparison:
-    """p(model | data) of models that were fitted to the same observations, by their evidences.
+    """Compute the posterior probabilities of models from the evidences of their fits.
 
-    **Arguments:**
+    Use it for different models, or hyperparameters, of the same observations.
 
-    - `fits`: {name: fit with a `log_evidence`}, of different models or hyperparameters.
-    - `prior`: {name: p(model)}, positive; normalised; equal by default.
-    - `log_symmetry`: {name: nats to add to its evidence}: log K! where a bound sits in one of the
-      K! equal modes of a mixture of K components (PRML section 10.2.4), `log_count` of
-      `fit.symmetries`.
-    - `mixed`: set bounds beside estimates all the same.
+    Parameters
+    ----------
+    fits : mapping
+        {name: fit with a `log_evidence`}.
+    prior : mapping, default None
+        {name: p(model)}, positive; it is normalised. None gives all models the same probability.
+    log_symmetry : mapping, default None
+        {name: nats to add to its evidence}: log K! if a bound describes one of the K! equal modes
+        of a mixture of K components. `fit.symmetries` has it as `log_count`.
+    mixed : bool, default False
+        True compares lower bounds with estimates.
 
-    **Returns** a `ModelComparison`; `print` it. **Raises** `DataError`: fewer than two fits, one
-    without an evidence (samplers, `Sample`, `Grid`, a loaded file without observations) or with an
-    improper prior, other observations (another mask or `scale` handler too; streams have to be one
-    `Stream`), names that are none of the fits, priors that are not positive, bounds beside
-    estimates without `mixed=True`. Cost: one run of each model.
+    Returns
+    -------
+    ModelComparison
+        `print` it.
+
+    Raises
+    ------
+    DataError
+        For fewer than two fits, and for a fit without an evidence (samplers, `Sample`, `Grid`, a
+        loaded file without observations) or with an improper prior. Also for different
+        observations, masks or `scale` handlers (streams must be one `Stream`), unknown names, and
+        priors that are not positive. Bounds and estimates together need `mixed=True`.
+
+    Notes
+    -----
+    `p(model | data)` is proportional to p(model) exp(log evidence). Cost: one run of each model.
+    Source: Bishop (2006), sections 3.4 and 10.2.4 (symmetries).
+
+    Examples
+    --------
+    >>> def model(X, ell, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, ell), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> y = np.sin(6.0 * x)
+    >>> fits = {str(k): pg.fit(model, pg.Laplace(), 0, x, k, y=y) for k in (0.3, 3.0)}
+    >>> pg.compare_models(fits).best
+    '0.3'
     """
     _require_fits(fits)
     names = list(fits)

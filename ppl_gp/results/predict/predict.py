@@ -27,8 +27,15 @@ from ppl_gp.settings import as_key
 
 
 class PredictiveDraws(NamedTuple):
-    """Joint draws at X_new. `f` (num_samples, M), (num_samples, R, M) of a predictor of R functions
-    in the order of `fit.functions`, or {GP site: ...} for several; `y` likewise, by observed site.
+    """Joint draws at X_new, from `fit.sample`.
+
+    Attributes
+    ----------
+    f : array or dict
+        (num_samples, M), or (num_samples, R, M) for a predictor of R functions in the order of
+        `fit.functions`, or {GP site: draws}.
+    y : array or dict
+        New observations, one set per draw of f; {site: draws} for several observed sites.
     """
 
     f: Any
@@ -43,35 +50,63 @@ def predict(
     quantiles: Sequence[float] | None = None,
     **kwargs,
 ) -> Prediction:
-    """Predict f and y at new inputs.
+    """Predict the function and new observations at new inputs.
 
-    **Arguments:**
+    Parameters
+    ----------
+    X_new : array or frame
+        New inputs, (M, D) or (M,), as in training. Columns of a frame are selected by name.
+    *args, **kwargs
+        The model's other arguments at the new inputs. Give arrays with one value per row again,
+        such as an offset. Other arguments are remembered. Leave out observations and masks.
+    link_approximation : str, default None
+        None integrates the model's likelihood by quadrature, to about 1e-9 for latent standard
+        deviations up to 30. `"mackay"` is cheaper and off by up to 0.02, for
+        `Bernoulli(logits=...)` with logits affine in f.
+    quantiles : sequence of float, default None
+        Levels in (0, 1), such as (0.05, 0.95). They cost 10 to 25 times the rest.
 
-    - `X_new`: (M, D) or (M,), as the training inputs, or a frame or DataArray with the columns of
-      training in their order (`DataError` otherwise); `args`, `kwargs`: the model's other arguments
-      at the new inputs. Arguments that are not arrays are remembered from training; arrays (an
-      offset, say) are given again. Observations and masks are left out.
-    - `link_approximation`: `None` integrates the model's own likelihood by quadrature, to about
-      1e-9 (latent standard deviations up to 30). `"mackay"`, for `Bernoulli(logits=...)` with
-      logits affine in f, is cheaper and off by up to 0.02 (MacKay 1992; PRML 4.153-4.154).
-    - `quantiles`: levels in (0, 1), as (0.05, 0.95) for a central 90 % interval. p(y <= t) is
-      integrated over f as probabilities are, and inverted to about 1e-8 of y's spread (in tails of
-      several functions 1e-3); by draws, with an error, where y sees latents, layers or more than
-      three functions, or has no distribution function. 10 to 25 times the cost of the rest.
+    Returns
+    -------
+    Prediction
+        Means, variances, probabilities and quantiles. Each observed site is predicted by itself.
 
-    **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the
-    mixture over draws. Of several observed sites each is predicted by itself: one that the model
-    observes from an argument given here (x of a generative classifier p(x, y)) is not conditioned
-    on, and p(y* | x*) is the ratio of two `log_density`. An entry of y that depends on more than
-    three functions, on latents or on layers below is averaged over at least 1000 draws
-    (`mean_error`), unless its mean is proved affine in the functions and its variance constant.
+    Raises
+    ------
+    DataError
+        If X_new has NaN, no rows, or other columns than in training, or if arrays are missing.
+    ModelError
+        If there is nothing to predict, as for a mixture that observes its inputs, or if the link
+        approximation does not fit the model.
 
-    **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for
-    missing arrays; `ModelError` for a model with nothing to predict, which observes its inputs
-    themselves (a mixture), and for a link approximation that does not fit the model. More than
-    10 007 rows are predicted in chunks, so that memory does not grow with them.
-    Cost: O(M N^2 + 384 K M) for one setting of the hyperparameters, O(S (N^3 + M N^2 + 192 K M))
-    for S draws, K outcomes.
+    Notes
+    -----
+    - For sampled fits, f is matched by its moments, and y and its probabilities are the mixture
+      over draws.
+    - Quantiles invert the integrated `p(y <= t)`, to about 1e-8 of the spread of y, and to 1e-3 in
+      the tails for several functions.
+    - If y depends on latents, layers or more than three functions, it is averaged over at least
+      1000 draws, with errors `mean_error` and `quantiles_error`. Means that are proved affine in
+      the functions, with a constant variance, stay exact. Quantiles need draws too if y has no
+      distribution function.
+    - A site that the model observes from an argument given here is not conditioned on. For a
+      generative classifier p(x, y), use two calls of `log_density`: the ratio of their densities is
+      `p(y* | x*)`.
+
+    More than 10 007 rows are predicted in chunks, so memory does not grow with them. Cost for K
+    outcomes: O(M N^2 + 384 K M) at one setting of the hyperparameters. S draws cost O(S (N^3 + M
+    N^2 + 192 K M)). Source of `"mackay"`: MacKay (1992); Bishop (2006), equations 4.153-4.154.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.predict(np.array([0.25, 0.75])).mean.round(1).tolist()
+    [1.0, -1.0]
     """
     if "y" in kwargs:
         raise DataError(
@@ -159,12 +194,47 @@ def _one_or_all(by_site: dict):
 
 
 def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> PredictiveDraws:
-    """Draw f jointly over all rows of X_new (full covariance), and y given f.
+    """Draw the function jointly over all rows of X_new, and new observations given it.
 
-    Sampled fits: the draws are spread evenly over the posterior draws. `rng_key`: a JAX key, or an
-    integer seed.
-    Cost: O(M^3 + M N^2) for each posterior draw used, and O(N^3) where the hyperparameters are
-    sampled. Raises `DataError` as `predict`, and for num_samples < 1.
+    Use it for questions about several rows together, such as the place of a maximum.
+
+    Parameters
+    ----------
+    rng_key : int or jax.Array
+        A seed or a key.
+    X_new : array or frame
+        New inputs, as for `predict`.
+    num_samples : int
+        The number of draws. For sampled fits they are spread evenly over the posterior draws.
+    *args, **kwargs
+        The model's other arguments at the new inputs, as for `predict`.
+
+    Returns
+    -------
+    PredictiveDraws
+        `f` and `y`, (num_samples, M) each. `f` is (num_samples, R, M) for R functions per row. With
+        several sites they are dictionaries.
+
+    Raises
+    ------
+    DataError
+        As `predict`, and for `num_samples` below 1.
+
+    Notes
+    -----
+    O(M^3 + M N^2) per posterior draw that is used, and O(N^3) too if the hyperparameters are
+    sampled.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.sample(1, np.array([0.25, 0.75]), 100).f.shape
+    (100, 2)
     """
     if not isinstance(num_samples, int | np.integer) or num_samples < 1:
         told = num_samples if np.ndim(num_samples) == 0 else f"array {np.shape(num_samples)}"

@@ -29,46 +29,59 @@ _CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "Ordered
 
 
 class Prediction(eqx.Module):
-    """Predictions at M new inputs. If several sites are observed, what is of y is {site: array}.
+    """Predictions at M new inputs, from `fit.predict`.
 
-    `mean -+ 2 sd` and `interval` are of new observations y, `f_mean` and `f_interval` of the latent
-    function. All of them are on the scale of the model's site: for a Poisson site, counts.
+    `mean`, `sd` and `interval` describe new observations y. `f_mean`, `f_sd` and `f_interval`
+    describe the latent function. Observations are on the scale of the model's site: counts for a
+    Poisson site. With several observed sites, what describes y is a dictionary {site: array}.
 
     Attributes
     ----------
-    f_mean, f_variance : Array
-        Of the latent function, (M,); (C, M) for several functions at a site, {site: array} for
-        several GP sites, as samplers keep them. Where sites were integrated in one predictor
-        (`Laplace`, `EP`, `VI`; effects under `SVGP`) these are the predictor's, (R, M) for R
-        functions per datum, and `f_rows` says what each row is.
-    mean, variance : Array or None
-        Of y, (M,), or the site's own shape with M for its data axis; for outcomes from a finite
-        set, of their value as a number. `None` where NumPyro's distribution has no mean or
-        variance, or those of a direction (VonMises); infinite or NaN where y has none.
-    probs : Array or None
-        In NumPyro's convention: p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes in
-        order where the support is finite and the same in all rows (Categorical, ordinal, Binomial
-        of one total: K = total + 1). Otherwise `None`, as for Binomial totals that differ between
-        the rows of X_new, and for more than 1000 outcomes.
-    mean_error : Array or None
-        Standard error of `mean`, in its shape, where y was averaged over draws of f, latents or
-        layers given the hyperparameters, or over q of `MeanField()`. The error of the posterior's
-        own draws (samplers, `Sample()`) is in no error here.
-    f_quantiles, quantiles : Array or None
-        Of f and of y, where `predict(quantiles=)` asked for them, in the shapes of `f_mean` and
-        `mean` with the levels along a first axis: the smallest v with p(y <= v) of at least the
-        level. `None` for sites whose events are vectors.
-    quantiles_error : Array or None
-        Of `quantiles` where y was averaged over draws, also under `MeanField()` (at 1000
-        `num_draws` a few hundredths of the spread). `quantiles` -+ 2 errors holds the quantile with
-        about 95 %: half the way to the farther end of the values whose p(y <= v) is within two
-        standard errors of the level. Zero where they are one outcome; infinite where fewer than
-        about ten draws are beyond it (`sample` has more).
+    f_mean, f_variance : array or dict
+        Of the latent function, (M,), or (C, M) for C functions at a site. For several GP sites,
+        {site: array}, as samplers keep them. If sites were integrated in one linear predictor
+        (`Laplace`, `EP`, `VI`; effects under `SVGP`), these describe the predictor: (R, M) for R
+        functions per datum, with names in `f_rows`.
+    mean, variance : array, dict or None
+        Of y, (M,), or the site's shape with M for its data axis. For a finite set of outcomes, of
+        the outcome as a number. None if NumPyro's distribution does not have a mean or a variance,
+        or has those of a direction (VonMises). Infinite or NaN if y has none.
+    probs : array, dict or None
+        p(y = 1), (M,), for Bernoulli sites. (M, K) over the K outcomes in order if they are
+        finitely many and the same in all rows: Categorical, ordinal, Binomial with one total (K =
+        total + 1). Otherwise None, as for totals that differ between the rows, or more than 1000
+        outcomes.
+    mean_error : array, dict or None
+        Standard error of `mean`, if y was averaged over draws of f, latents or layers given the
+        hyperparameters, or over q of `MeanField()`. No error here includes that of the posterior's
+        own draws (samplers, `Sample()`).
+    f_quantiles, quantiles : array, dict or None
+        Of f and of y, if `predict(quantiles=)` asked for them, with the levels along a first axis.
+        For y, the smallest v for which p(y <= v) is at least the level. None for sites whose events
+        are vectors.
+    quantiles_error : array, dict or None
+        Error of `quantiles`, if y was averaged over draws. The quantile lies within two errors with
+        about 95 % probability. It is half the distance to the farther end of the values whose p(y
+        <= v) is within two standard errors of the level. It is zero if they are one outcome. It is
+        infinite if fewer than about ten draws lie beyond: use `sample` with more draws. None under
+        `MeanField()` if y has a distribution function: with 1000 `num_draws`, quantiles are then
+        off by up to a few hundredths of the spread.
     counts : bool
-        Whether the outcomes of the one observed site are numbers of trials, not classes.
+        Whether the outcomes of the one observed site are numbers of trials instead of classes.
     f_rows : tuple of str or None
-        What each row of `f_mean` (R, M) adds up, such as ("f", "g - f"): `fit.functions`. The order
-        is not the declaration's. `None` where rows are the entries of a site.
+        The name of each row of `f_mean`, such as ("f", "g - f"), as in `fit.functions`. The order
+        can differ from the model's. None if rows are the entries of a site.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.predict(x[:4]).to_frame().shape
+    (4, 6)
     """
 
     f_mean: Any
@@ -102,26 +115,46 @@ class Prediction(eqx.Module):
 
         Parameters
         ----------
-        level : float
+        level : float, default 0.9
             The probability inside, between 0 and 1.
 
         Returns
         -------
-        Array or dict
-            The lower and the upper ends, (2,) and the shape of `mean`: the quantiles that
-            `predict(quantiles=)` returns, at its cost. They are integrated if NumPyro has the
-            distribution function of y and y depends on at most three functions, else estimated from
-            draws. `quantiles_error` of `predict(quantiles=)` is the error of such an estimate.
+        array or dict
+            The lower and the upper ends, (2,) and the shape of `mean`.
 
         Raises
         ------
         DataError
-            For another level, and for a prediction that JAX has mapped or returned from `jit`.
+            For a level outside (0, 1), and for a prediction that JAX has mapped or returned from
+            `jit`.
+
+        Notes
+        -----
+        The ends are the quantiles of `predict(quantiles=)`, at its cost. They are integrated if
+        NumPyro has the distribution function of y and y depends on at most three functions.
+        Otherwise they are estimated from draws, with the error `quantiles_error` of that call.
         """
         return self._with_ends(level).quantiles
 
     def f_interval(self, level: float = 0.9):
-        """Central interval of the latent function, as `interval`, in the shape of `f_mean`."""
+        """Central interval of the latent function, in the shape of `f_mean`.
+
+        Parameters
+        ----------
+        level : float, default 0.9
+            The probability inside, between 0 and 1.
+
+        Returns
+        -------
+        array or dict
+            The lower and the upper ends, (2,) and the shape of `f_mean`.
+
+        Raises
+        ------
+        DataError
+            As `interval`.
+        """
         return self._with_ends(level).f_quantiles
 
     def _with_ends(self, level: float) -> "Prediction":
@@ -130,19 +163,19 @@ class Prediction(eqx.Module):
         return (question := _question(self)).ask(question, _ends(level))
 
     def to_frame(self, level: float = 0.9) -> "pd.DataFrame":
-        """A table with one row per row of X_new.
+        """Make a pandas table with one row per row of X_new.
 
         Parameters
         ----------
-        level : float
+        level : float, default 0.9
             Of the central interval of y, whose ends are the columns "5 %" and "95 %" for 0.9.
 
         Returns
         -------
         pandas.DataFrame
             `mean`, `sd` and the ends of the interval of y, or `p(label)` for classes; `f_mean` and
-            `f_sd`. Its index holds the row labels of X_new if X_new is a frame. Several sites,
-            outputs or functions have a column each, such as `mean[0]`.
+            `f_sd`. Its index contains the row labels of X_new if X_new is a frame. Several sites,
+            outputs or functions have one column each, such as `mean[0]`.
 
         Raises
         ------

@@ -49,34 +49,72 @@ def log_density(
     with_error: bool = False,
     **kwargs,
 ) -> Float[Array, "M"] | tuple[Float[Array, "M"], Float[Array, "M"]]:
-    """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`; of a model
-    that observes its inputs (a mixture, a factor analysis), log p(x*_n | data), without `y_new`.
+    """Score new observations by their log predictive density, `log p(y* | x*, data)`, per row.
 
-    Several observed sites are scored together: the others' observations are passed by keyword, and
-    their log densities add up under the integral over f. A row that a mask leaves out scores 0;
-    `scale` handlers do not count. The mixture over draws is a logsumexp.
+    Compare models by their mean over the same test rows. Higher is better.
 
-    Under `MeanField()`, labels of new rows are summed, and where a row's density is proved the
-    exponential of statistics of the factors of q, apart from each other, q is integrated exactly (a
-    mixture of Student-t for normal-Wishart factors): its error is zero.
+    Parameters
+    ----------
+    X_new : array or frame
+        New inputs, as for `predict`.
+    y_new : array
+        The observations, (M,). Leave them out for a model that observes its inputs, such as a
+        mixture: the score is then `log p(x* | data)`.
+    *args, **kwargs
+        The model's other arguments at the new inputs. Pass the observations of further observed
+        sites by keyword; all sites are scored together.
+    num_draws : int, default None
+        The least number of draws if an integral needs them. None is 1000, or 4000 for latents.
+    with_error : bool, default False
+        Also return a standard error per row.
 
-    Functions that the likelihood does not couple are integrated apart, by quadrature; those that it
-    couples in closed form where log p(y | f) is proved quadratic, two or three of others by
-    cubature. What is left is averaged over at least `num_draws` draws in all (1000, or 4000 of
-    latents): more functions than three (weighted draws about the integrand's mode), latents of the
-    new data (weighted draws; discrete ones of models without a GP are summed), inner layers, and f
-    where rows of y depend on several of its rows. Such an average is unbiased for the density; its
-    logarithm is not, and is too low by about half its squared error.
+    Returns
+    -------
+    array or tuple
+        (M,), in nats, or (log density, standard error). A row that a mask leaves out scores 0.
+        `scale` handlers do not count.
 
-    `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here,
-    of the posterior draws that a sampled fit has (the variance between them over their effective
-    number), and of quadrature its estimated error: zero where the likelihood is proved log-concave
-    in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a density. An
-    error above 0.5 says that the number is not known, and is warned of.
+    Raises
+    ------
+    DataError
+        As `predict`. Also if `y_new` has NaN, another shape or values outside the support, or if
+        `num_draws` is below 1. Also if the model has an argument called `num_draws` or
+        `with_error`.
 
-    Warns of rows that are NaN or +infinite, where the model's own log probability is so at some f.
-    Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support,
-    for num_draws < 1, and for a model that has an argument called `num_draws` or `with_error`.
+    Warns
+    -----
+    UserWarning
+        For rows that are NaN or +infinite because the model's log probability is so at some f. Also
+        for errors above 0.5 nats, which mean that the number is not known.
+
+    Notes
+    -----
+    The density is integrated over f, and draws of hyperparameters are combined by logsumexp.
+    Functions that the likelihood does not couple are integrated separately, by quadrature. Coupled
+    ones are integrated in closed form if log p(y | f) is proved quadratic, else two or three by
+    cubature. Draws are used for more than three functions, latents of the new data and inner
+    layers, or if a row of y depends on f at several rows. Discrete latents of models without a GP
+    are summed. Such an average is unbiased for the density, but its logarithm is too low by about
+    half its squared error.
+
+    `MeanField()` sums over labels of new rows. If a row's density is the exponential of statistics
+    of separate factors of q, the integral is exact, with error 0. For normal-Wishart factors it is
+    a mixture of Student-t.
+
+    The error combines draws made here, the posterior draws of a sampled fit (their variance over
+    their effective number), and quadrature. The error of quadrature is 0 for likelihoods proved
+    log-concave in f. For cubature it is mostly below 1e-3. It is infinite if no draw has a density.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.log_density(np.array([0.25, 0.75]), np.array([1.0, -1.0])).shape
+    (2,)
     """
     require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
     if num_draws is not None and num_draws < 1:
@@ -245,8 +283,15 @@ def pit(fit: Record, X_new, y_new, *args, **kwargs) -> Pit | None:
 
 
 class LatentDraws(NamedTuple):
-    """`draws`: {latent site: (num_samples, ...)} in the site's own shape at the new inputs. `ess`:
-    effective number of proposals behind each datum's draws, (M,); if it is small, draws repeat.
+    """Draws of the latents of new data, from `fit.infer_latents`.
+
+    Attributes
+    ----------
+    draws : dict
+        {latent site: (num_samples, ...)}, in the site's own shape at the new inputs.
+    ess : array
+        Effective number of proposals behind the draws of each datum, (M,). If it is small, draws
+        repeat.
     """
 
     draws: dict[str, Array]
@@ -263,15 +308,55 @@ def infer_latents(
     num_proposals: int = 1000,
     **kwargs,
 ) -> LatentDraws:
-    """p(h* | x*, y*, data) of each new datum, proportional to p(h) E_q(f)[p(y* | f([x*, h]))].
+    """Draw the per-datum latents of new rows from their posterior given new observations.
 
-    Proposals come from q(h | x*, y*) where the fit has an encoder that sees y, else from a Gaussian
-    that is fitted to each datum by Adam; two of three from the prior and the prior widened, which
-    bounds the weights (a defensive mixture: Hesterberg 1995). They are weighted by the
-    model and resampled, so that the draws are right as `num_proposals` grows: inner layers, and
-    hyperparameters that have draws, are drawn anew for each proposal, and outer functions are
-    integrated. O(num_proposals M N_u^2) for N_u inducing variables. Raises `ModelError` for a fit
-    without q(h) (draws of NUTS are of the training data), `DataError` as `log_density`.
+    Parameters
+    ----------
+    rng_key : int or jax.Array
+        A seed or a key.
+    X_new, y_new : array
+        New inputs and observations, as for `log_density`.
+    *args, **kwargs
+        The model's other arguments at the new inputs.
+    num_samples : int, default 200
+        The number of draws.
+    num_proposals : int, default 1000
+        Proposals per datum. The draws become exact as it grows.
+
+    Returns
+    -------
+    LatentDraws
+        `draws` {latent site: (num_samples, ...)} and `ess`, the effective number of proposals per
+        datum, (M,).
+
+    Raises
+    ------
+    ModelError
+        If the fit has no q(h). Draws of `NUTS()` belong to the training data alone.
+    DataError
+        As `log_density`.
+
+    Notes
+    -----
+    The target is `p(h) E_q(f)[p(y* | f([x*, h]))]`. Proposals come from `q(h | x*, y*)` if the fit
+    has an encoder of y, else from a Gaussian fitted to each datum by Adam. Two of three come from
+    the prior and the widened prior, which bounds the weights (a defensive mixture: Hesterberg
+    1995). They are weighted by the model and resampled. Inner layers and hyperparameters with draws
+    are drawn anew per proposal, and outer functions are integrated. O(num_proposals M N_u^2) for
+    N_u inducing variables.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(), jnp.concatenate([X, h], -1)))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> X = np.linspace(0.0, 1.0, 10)[:, None]
+    >>> fit = pg.fit(model, pg.SVGP(num_inducing=4, max_steps=5), 0, X, y=np.sin(6.0 * X[:, 0]))
+    >>> fit.infer_latents(1, X[:2], np.zeros(2)).draws["h"].shape
+    (200, 2, 1)
     """
     if min(num_samples, num_proposals) < 1:
         raise DataError(

@@ -289,11 +289,41 @@ FIELDS = ("draws", "local", "blocks", "names", "stats", "log_evidence", "num_cha
 
 
 def save(fit: Record, path) -> Path:
-    """Write a fit to one file, and return its path. An interruption leaves the old file, or none.
+    """Write a fit to one file. `load` reads it.
 
-    `fit.names` is kept but for the labels of rows. Model arguments that are not arrays must be
-    numbers, strings, booleans, `None`, or lists, tuples and dictionaries of those. Raises
-    `DataError` naming an argument that is not, `StoreError` where the file cannot be written.
+    Parameters
+    ----------
+    path : str or Path
+        The file. If writing is interrupted, an older file stays, or there is none.
+
+    Returns
+    -------
+    Path
+        The path of the file.
+
+    Raises
+    ------
+    DataError
+        If an argument of the model that is not an array cannot be written. Numbers, strings,
+        booleans, `None`, and lists, tuples and dictionaries of those can.
+    StoreError
+        If the file cannot be written.
+
+    Notes
+    -----
+    The file does not contain observations, code, or the row labels in `fit.names`.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.save(pathlib.Path(tempfile.mkdtemp()) / "fit.zip").name
+    'fit.zip'
     """
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)

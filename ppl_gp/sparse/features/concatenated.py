@@ -18,17 +18,38 @@ from ppl_gp.sparse.inducing import InducingVariables, Points, require_places
 
 
 class Derivatives(InducingVariables):
-    """u = d f / d x_dim at Z, (M, D) or (M,); `dim` counts columns from 0.
+    """Partial derivatives of f along one input column, as inducing variables.
 
-    Cov[u, f(x)] = d k(z, x) / d z_dim, Cov[u] = d^2 k(z, z') / d z_dim d z'_dim (Rasmussen &
-    Williams 2006, eq. 9.1), E[u] the mean's derivative. One jvp for all rows: K_uf costs two
-    evaluations of the kernel, whatever D is. K_uu is dense, with the default jitter of its own
-    diagonal; the GP's `jitter` is noise on f and does not enter. With values of f, or several
-    partial derivatives: `Concatenated([Points(Z), Derivatives(Z, 0), Derivatives(Z, 1)])`.
+    Use them together with points, for a function whose slope matters: `Concatenated([Points(Z),
+    Derivatives(Z, 0), Derivatives(Z, 1)])`.
 
-    Raises `ModelError` for a kernel without derivatives (Matern12, White) and for a site that
-    observes derivatives itself (kernel `WithDerivatives`): there derivatives are plain
-    `Points(derivative_inputs(Z, dim))`.
+    Parameters
+    ----------
+    Z : array, (M, D) or (M,)
+        Where the derivative is taken.
+    dim : int, default 0
+        The input column, counted from 0.
+
+    Raises
+    ------
+    DataError
+        For another shape of Z, or a column that it does not have.
+    ModelError
+        In `fit`, for a kernel without derivatives (`Matern12`, `White`), and for a site with kernel
+        `WithDerivatives`. There use `Points(derivative_inputs(Z, dim))`.
+
+    Notes
+    -----
+    `Cov[u, f(x)] = d k(z, x) / d z_dim` and `Cov[u] = d^2 k(z, z') / d z_dim d z'_dim` (Rasmussen &
+    Williams 2006, eq. 9.1). E[u] is the derivative of the mean. Cov[u, f] costs two evaluations of
+    the kernel for any D. Cov[u] is dense, with the default jitter of its own diagonal. The `jitter`
+    of the GP is noise on f, and is not added.
+
+    Examples
+    --------
+    >>> slopes = pg.features.Derivatives(jnp.linspace(0.0, 1.0, 5))
+    >>> pg.features.Concatenated([pg.Points(slopes.Z), slopes]).num
+    10
     """
 
     Z: Float[Array, "M *D"]
@@ -54,7 +75,7 @@ class Derivatives(InducingVariables):
         return self.of(lambda Z: prior.kernel(Z, X))
 
     def of(self, function):
-        """The functional itself, of X -> array: its derivative at Z along the rows of X."""
+        """The derivative at Z of a function X -> array, along the rows of X."""
         D = 1 if self.Z.ndim == 1 else self.Z.shape[1]
         along = jnp.zeros_like(self.Z) + jnp.asarray(jnp.arange(D) == self.dim, self.Z.dtype)
         return jax.jvp(function, (self.Z,), (along,))[1]
@@ -66,16 +87,34 @@ class Derivatives(InducingVariables):
 
 
 class Concatenated(InducingVariables):
-    """u = (u_1, u_2, ...), all functionals of the same f. K_uu is dense: O(M^3) for M in all.
+    """Several kinds of inducing variables of the same f together.
 
-    A block Cov[u_i, u_j] is the functional j applied to x -> Cov[u_i, f(x)]: evaluated for
-    `Points`, differentiated for `Derivatives`. So any of these two take part, and at most one part
-    of another kind (Fourier features for the trend with points where it is rough). Parts that
-    measure a thing twice make K_uu singular, and its jitter is raised. The jitter is relative to
-    each variable's own variance, since values, slopes and features differ in units.
+    For example points with derivatives, or Fourier features for a trend with points where it is
+    rough.
 
-    Raises `DataError` for two parts of other kinds, and for one that is no functional of f
-    (`is_exact` False).
+    Parameters
+    ----------
+    parts : list of InducingVariables
+        Any number of `Points` and `Derivatives`, and at most one part of another kind.
+
+    Raises
+    ------
+    DataError
+        For an empty list, two parts of other kinds, or a part whose `is_exact` is False
+        (`LaplacianFeatures`).
+
+    Notes
+    -----
+    Cov[u] is dense: O(M^3) for M variables in all. Jitter is relative to the variance of each
+    variable, because values, slopes and features differ in units. Parts that measure the same thing
+    twice make Cov[u] singular, and its jitter is raised.
+
+    Examples
+    --------
+    >>> points = pg.Points(jnp.array([4.0, 5.0, 6.0]))
+    >>> waves = pg.features.FourierFeatures(10, 0.0, 10.0)
+    >>> pg.features.Concatenated([points, waves]).num
+    24
     """
 
     parts: tuple[InducingVariables, ...]

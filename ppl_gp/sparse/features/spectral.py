@@ -55,31 +55,47 @@ _DENSITY = {1: 2.0, 2: 4.0, 3: 16.0 / 3.0}
 
 
 class FourierFeatures(InducingVariables):
-    """u_m = <phi_m, f - m(.)> in the kernel's RKHS on the box [low, high], M = 2 num_frequencies +
-    1 of them.
+    """Fourier features of a Matern kernel of one input column, on an interval.
 
-    phi = 1, cos(w_j (x - low)), sin(w_j (x - low)), w_j = 2 pi j / (high - low), j = 1 ..
-    num_frequencies. For the Matern of order p (p = 1, 2, 3 for nu = 1/2, 3/2, 5/2), whose prior is
-    (d/dt + rate)^p f = white noise with rate = sqrt(2 nu) / lengthscale, started with the
-    stationary covariance P of s = (f, f', ..) at `low` (Hartikainen, Sarkka 2010), the inner
-    product on the box is
+    Projections of f on a constant, sines and cosines. Their covariance is nearly diagonal, so
+    nothing of size M x M is factored, and the bound is exact for data and predictions anywhere.
 
-    <g, h> = integral (Lg)(Lh) dt / density + s_g(low)^T P^-1 s_h(low),  L = (d/dt + rate)^p,
+    Parameters
+    ----------
+    num_frequencies : int
+        Number of frequencies. There are M = 2 num_frequencies + 1 features.
+    low, high : float
+        Ends of the interval, in the units of the input. They are fixed. Take them one or two length
+        scales beyond the data on each side.
 
-    so that K_uu = diag(alpha) + V P^-1 V^T with V = s_phi(low), alpha = (high - low) / 2 / S(w),
-    twice that for the constant (the paper writes it out for each p), and K_uf = phi(x) in the box.
-    Outside K_uf = V P^-1 Cov[s(end), f(x)] with the nearer end, which decays as the kernel does.
-    All of it is exact, so that the bound holds for data and predictions anywhere. K_uf costs O(M
-    B); K_uu is diagonal but for rank p, O(M).
+    Raises
+    ------
+    DataError
+        Unless `low < high`, and all are single numbers.
+    ModelError
+        In `fit`, unless the kernel is a `Matern12`, `Matern32` or `Matern52` of one column
+        (`active_dims`), times constants. For sums and products use `Additive` and `Kronecker`.
 
-    The error k_ff - q_ff has two parts: the tail of the spectrum, which falls as
-    num_frequencies^-(2 nu), and one of rank p that no number of frequencies removes, since all phi
-    are alike at both ends; it falls as exp(-2 rate d) with the distance d from the ends. So take
-    the box a length scale or two wider than the data on both sides; its ends are fixed, not
-    trained. u is a functional of f less its mean, so E[u] = 0.
+    Notes
+    -----
+    `u_m = <phi_m, f - mean>` in the kernel's reproducing-kernel Hilbert space, so E[u] = 0, with
+    `phi = 1, cos(w_j (x - low)), sin(w_j (x - low))` and `w_j = 2 pi j / (high - low)`. Inside the
+    interval `Cov[u, f(x)] = phi(x)`. Outside, it decays as the kernel does. Cov[u] is diagonal plus
+    rank p, for p = 1, 2, 3 in the order of the kernels above. Cov[u, f] costs O(M B) for B rows.
 
-    The kernel is a Matern12, Matern32 or Matern52 of one input column (`active_dims`), times
-    constants; else `ModelError`. Sums and products of such: `Additive` and `Kronecker` of these.
+    What the features miss has two parts. The tail of the spectrum falls as num_frequencies^-(2 nu),
+    for smoothness nu = p - 1/2. The other part stays for any number of frequencies, because all phi
+    are alike at both ends. It falls as exp(-2 sqrt(2 nu) d / lengthscale) with the distance d from
+    the ends.
+
+    Source: Hensman, Durrande & Solin (2018).
+
+    Examples
+    --------
+    >>> waves = pg.features.FourierFeatures(40, -5.0, 15.0)
+    >>> method = pg.CollapsedSVGP(inducing=waves)
+    >>> waves.num
+    81
     """
 
     num_frequencies: int = eqx.field(static=True)
@@ -102,7 +118,7 @@ class FourierFeatures(InducingVariables):
         return 2 * self.num_frequencies + 1
 
     def root(self, prior) -> LowRankRoot:
-        """A root of Cov[u], diagonal and a few columns (Hensman et al. 2018)."""
+        """A root of Cov[u]: diagonal and a few columns (Hensman et al. 2018)."""
         variance, rate, order, _ = self._process(prior, prior.X)
         w = jnp.asarray(self._frequencies(), rate.dtype)
         density = variance * _DENSITY[order] * rate ** (2 * order - 1) / (rate**2 + w**2) ** order
@@ -111,7 +127,7 @@ class FourierFeatures(InducingVariables):
         return LowRankRoot(alpha, self._edge(rate, order) / jnp.sqrt(variance))
 
     def cross(self, prior, X) -> Float[Array, "M B"]:
-        """Cov[u, f(X)]: the waves inside the interval, decaying outside of it."""
+        """Cov[u, f(X)]: the waves inside the interval, and a decay outside."""
         _, rate, order, x = self._process(prior, X)
         nearest = jnp.clip(x, self.low, self.high)
         phase = jnp.asarray(self._frequencies(), x.dtype)[:, None] * (nearest - self.low)
@@ -176,30 +192,50 @@ _SMOOTHNESS = {Matern12: 0.5, Matern32: 1.5, Matern52: 2.5}
 
 
 class LaplacianFeatures(Eigenfunctions):
-    """Cov[u] = I and Cov[u_j, f(x)] = sqrt(S(w_j)) phi_j(x), taken as the approximation k ~ sum_j
-    S(w_j) phi_j phi_j.
+    """Eigenfunctions of the Laplacian on a box: a reduced-rank stationary kernel.
 
-    phi_j(x) = prod_d sqrt(2 / (high_d - low_d)) sin(w_jd (x_d - low_d)), w_jd = pi j_d / (high_d -
-    low_d), j_d >= 1 (eq. 56); S is the kernel's spectral density (eq. 20). In the box; outside
-    cov[u, f] = 0, so that q(f) is the prior.
+    The kernel is approximated, so the bound is one for the approximate kernel, and `is_exact` is
+    False.
 
-    **What holds.** u is no functional of f under k: the joint covariance of u and f is not positive
-    semi-definite, except for a Matern12 of one column; hence `is_exact` is False and the bound is
-    none on the evidence under k. With q_xx' = Cov[f(x), u] Cov[u, f(x')] it is a strict bound on
-    the evidence of a GP with another kernel, q_xx' + [x = x'] (k_xx - q_xx): the reduced-rank one
-    with the lost variance put back as independent noise on each value of f. That is a GP as k_xx >=
-    q_xx at every x, for these kernels and any M: in one column, by images, q_xx <= k(0) + 2 sum_n
-    k(4nL) - sum_n k(2x + 2L + 4nL) <= k(0) with L the half width, x from the middle; all four
-    kernels are positive mixtures of products of such. So no marginal variance is negative, but a
-    joint covariance of several values, k_xx' - A^T P A, may be indefinite: take the other kernel's
-    there. The approximation's error comes from M and from the edges, where f is pulled to 0 over
-    about a length scale. Take a box wider than the data by one or two length scales on each side,
-    and w_M lengthscale > 3 or so.
+    Parameters
+    ----------
+    num : int or tuple of int
+        Number M of features: those of the lowest eigenvalues. A tuple takes the full grid, with one
+        number per input column.
+    low, high : float or tuple of float
+        Edges of the box, in the units of the inputs, one number or one per column. They are fixed.
+        Take them one or two length scales beyond the data on each side.
 
-    `num` as an integer takes the M lowest eigenvalues of the box's Laplacian; as a tuple, the full
-    grid (j_d <= num_d). `low`, `high` are one number or one a column, and fixed. The kernel is an
-    RBF or Matern (length scales for each column and `active_dims` included), times constants; else
-    `ModelError`. K_uf costs O(D M B); nothing is factored.
+    Raises
+    ------
+    DataError
+        Unless `num` is positive and `low < high` in each column.
+    ModelError
+        In `fit`, unless the kernel is an `RBF` or Matern, times constants. Length scales per column
+        and `active_dims` are allowed.
+
+    Notes
+    -----
+    `k(x, x') ~ sum_j S(w_j) phi_j(x) phi_j(x')` with the spectral density S of the kernel,
+    `phi_j(x) = prod_d sqrt(2 / (high_d - low_d)) sin(w_jd (x_d - low_d))` and `w_jd = pi j_d /
+    (high_d - low_d)`. So Cov[u] = I and `Cov[u_j, f(x)] = sqrt(S(w_j)) phi_j(x)` in the box.
+    Outside it is 0, and q(f) is the prior. Cov[u, f] costs O(D M B) for B rows, and nothing is
+    factored.
+
+    The bound is strict for the GP whose covariance is that sum, with the lost variance added as
+    independent noise on each value of f. No marginal variance is negative. A joint covariance of
+    several values may be indefinite, and the approximate kernel's is used there. Errors come from
+    M, and from the edges, where f is pulled to 0 over about a length scale. The highest frequency
+    should be above about 3 / lengthscale.
+
+    Sources: Solin & Särkkä (2020), eqs. 20 and 56; Riutort-Mayol et al. (2023) on the choice of the
+    box.
+
+    Examples
+    --------
+    >>> boxes = pg.features.LaplacianFeatures((8, 8), low=-3.0, high=(3.0, 5.0))
+    >>> boxes.num, boxes.is_exact
+    (64, False)
     """
 
     kinds = (RBF, *_SMOOTHNESS)
@@ -246,24 +282,44 @@ def _eigenfunctions(w, low, high, X):
 
 
 class MercerFeatures(Eigenfunctions):
-    """u_m = lambda_m^(-1/2) integral (f(x) - m(x)) phi_m(x) N(x; mean, scale^2) dx: Cov[u] = I,
-    E[u] = 0.
+    """Eigenfunctions of the RBF kernel under a Gaussian measure of the inputs.
 
-    phi_m are the kernel's eigenfunctions under that measure, integral k(x, t) phi_m(t) p(t) dt =
-    lambda_m phi_m(x), so Cov[u_m, f(x)] = sqrt(lambda_m) phi_m(x); scaled by lambda_m^(-1/2), since
-    lambda_m itself underflows for large m. These are true functionals of f: the bound is strict,
-    wherever the data are. It is tight where the measure puts the data; k_nn - q_nn summed over the
-    measure is the sum of the eigenvalues left out, which fall as B^m (eq. 4.39).
+    Their covariance is the identity, and the bound is strict wherever the data are. It is tight if
+    the inputs are roughly Gaussian.
 
-    In D dimensions eigenvalues and eigenfunctions are products. `num` as an integer takes the M
-    multi-indices of lowest total degree, ties in lexicographic order: those of the M largest
-    eigenvalues where the columns' ratios of length scale to `scale` are alike, and independent of
-    the hyperparameters, which are traced. `num` as a tuple takes the full grid, with more functions
-    for the columns that need more. `mean` and `scale` are one number or one a column, and are
-    fixed; take the data's mean and standard deviation, or somewhat more.
+    Parameters
+    ----------
+    num : int or tuple of int
+        Number M of features: those of the lowest total degree. A tuple takes the full grid, with
+        one number per input column, for example more for the columns with shorter length scales.
+    mean, scale : float or tuple of float, default 0.0, 1.0
+        Mean and standard deviation of the measure, in the units of the inputs, one number or one
+        per column. They are fixed. Take those of the data, or a somewhat larger scale.
 
-    The kernel is an RBF (length scales for each column and `active_dims` included), times
-    constants; else `ModelError`. K_uf costs O(D M B); nothing is factored.
+    Raises
+    ------
+    DataError
+        Unless `num` and `scale` are positive.
+    ModelError
+        In `fit`, unless the kernel is an `RBF`, times constants. Length scales per column and
+        `active_dims` are allowed.
+
+    Notes
+    -----
+    `u_m = lambda_m^(-1/2) int (f(x) - m(x)) phi_m(x) N(x; mean, scale^2) dx` with eigenvalues
+    lambda_m and eigenfunctions phi_m of the kernel, so Cov[u] = I, E[u] = 0 and `Cov[u_m, f(x)] =
+    sqrt(lambda_m) phi_m(x)`. The variance that is missing, averaged over the measure, is the sum of
+    the eigenvalues left out, which fall geometrically. The lowest total degrees are the largest
+    eigenvalues if the ratios of length scale to `scale` are alike in all columns. Cov[u, f] costs
+    O(D M B) for B rows, and nothing is factored.
+
+    Sources: Rasmussen & Williams (2006), section 4.3.1; Zhu et al. (1998); Burt, Rasmussen & van
+    der Wilk (2019).
+
+    Examples
+    --------
+    >>> pg.features.MercerFeatures(30, mean=5.0, scale=2.0).num
+    30
     """
 
     kinds = (RBF,)

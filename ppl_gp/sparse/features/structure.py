@@ -244,7 +244,7 @@ class _Composed(InducingVariables):
 
     @property
     def is_exact(self) -> bool:
-        """Whether all parts are."""
+        """Whether all parts are exact."""
         return all(getattr(part, "is_exact", True) for part in self.parts)
 
     def root(self, prior) -> _Roots:
@@ -267,14 +267,35 @@ class _Composed(InducingVariables):
 
 
 class Additive(_Composed):
-    """For a kernel k_1 + k_2 + ...: f = f_1 + f_2 + ..., and part i is about f_i alone (Hensman et
-    al. 2018).
+    """Inducing variables for a sum of kernels, one part per term.
 
-    The terms are independent, so K_uu is block diagonal and keeps each part's structure; K_uf
-    stacks the parts'. M is the sum of theirs, and so is the cost. Parts go with the terms in the
-    order in which the kernel is written; a constant in front of the sum counts for each. Columns
-    may be shared: a part sees its own term. For a term `Constant(...)` one point, `Points(X[:1])`,
-    is exact. u is about f less its mean, so E[u] = 0.
+    Parameters
+    ----------
+    parts : list of InducingVariables
+        One per term of `k_1 + k_2 + ...`, in the order in which the kernel is written. Part i
+        belongs to f_i of f = f_1 + f_2 + ... alone. For a `Constant` term one point,
+        `Points(X[:1])`, is exact.
+
+    Raises
+    ------
+    DataError
+        For an empty list.
+    ModelError
+        In `fit`, unless there is one part per term.
+
+    Notes
+    -----
+    The terms are independent, so Cov[u] is block diagonal, and each block keeps its structure. M
+    and the cost are the sums over the parts. A constant in front of the sum multiplies each term.
+    Parts may share input columns. u is about f minus its mean, so E[u] = 0. Source: Hensman,
+    Durrande & Solin (2018).
+
+    Examples
+    --------
+    >>> trend = pg.features.FourierFeatures(10, -5.0, 15.0)
+    >>> rest = pg.Points(jnp.linspace(0.0, 10.0, 20))
+    >>> pg.features.Additive([trend, rest]).num
+    41
     """
 
     kernels = staticmethod(sum_terms)
@@ -289,13 +310,34 @@ class Additive(_Composed):
 
 
 class Kronecker(_Composed):
-    """For a kernel k_1 k_2 ...: u are all products of the parts' functionals (Hensman et al. 2018).
+    """Inducing variables for a product of kernels, one part per factor.
 
-    f(x) is F(x, x, ...) of a process F whose covariance is the factors' tensor product, and u is
-    the tensor product of the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products
-    of the parts' rows. M is the product of theirs. Whitening costs what the parts' own do, one
-    after another; nothing of size M x M is made. `Points` as parts make a grid of inducing points.
-    Constant factors go to the first part. E[u] = 0, as u is about f less its mean.
+    Parameters
+    ----------
+    parts : list of InducingVariables
+        One per factor of `k_1 k_2 ...`, in the order in which the kernel is written. `Points` make
+        a grid of inducing points.
+
+    Raises
+    ------
+    DataError
+        For an empty list.
+    ModelError
+        In `fit`, unless there is one part per factor.
+
+    Notes
+    -----
+    u are all products of the parts' functionals, and Cov[u] is the Kronecker product of theirs. M
+    is the product over the parts, but nothing of size M x M is made: whitening costs what the parts
+    cost, one after another. Constant factors go to the first part. u is about f minus its mean, so
+    E[u] = 0. Source: Hensman, Durrande & Solin (2018).
+
+    Examples
+    --------
+    >>> one = pg.features.FourierFeatures(5, -1.0, 2.0)
+    >>> two = pg.features.FourierFeatures(10, -1.0, 2.0)
+    >>> pg.features.Kronecker([one, two]).num
+    231
     """
 
     kernels = staticmethod(product_factors)
