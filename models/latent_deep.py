@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
-from models.deep import hidden_layers, last_layer
+from .deep import hidden_layers, last_layer
 
 
 def latent_deep(X, y=None, depth=2, latent_dim=1):

@@ -2,7 +2,12 @@
 matters.
 """
 
+from pathlib import Path as _Path
 from typing import TYPE_CHECKING
+
+# `ppl_gp.models` is a folder of the package in a wheel, and of the repository in a clone
+if not (_Path(__file__).parent / "models").is_dir():
+    __path__.append(str(_Path(__file__).parents[1]))
 
 # Before anything imports jax
 from ppl_gp import native_logs as _sets_the_log_level
@@ -170,11 +175,11 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """`ppl_gp.sklearn`, and pictures, at their first use: optional packages come with them."""
+        """`ppl_gp.sklearn`, `ppl_gp.models` and pictures, at their first use."""
         import importlib
 
-        if name == "sklearn":
-            return importlib.import_module("ppl_gp.sklearn")
+        if name in ("sklearn", "models"):
+            return importlib.import_module(f"ppl_gp.{name}")
         if name not in _PICTURES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(f"ppl_gp.report.{_PICTURES[name]}"), name)

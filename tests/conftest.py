@@ -32,9 +32,11 @@ _ROOT = Path(__file__).parents[1]
 _MODULES = (
     ".".join(p.relative_to(_ROOT).with_suffix("").parts) for p in _ROOT.glob("ppl_gp/**/*.py")
 )
-install_import_hook(
-    [m for m in _MODULES if not m.endswith("__init__") and m not in _ANY], "beartype.beartype"
-)
+# A seventh of a test's time: the long suite leaves them to the default one.
+if os.environ.get("PPL_GP_TYPES", "1") == "1":
+    install_import_hook(
+        [m for m in _MODULES if not m.endswith("__init__") and m not in _ANY], "beartype.beartype"
+    )
 
 import ctypes  # noqa: E402
 import functools  # noqa: E402

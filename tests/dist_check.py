@@ -41,6 +41,7 @@ def check_installed() -> None:
     (command,) = importlib.metadata.entry_points(group="console_scripts", name="ppl-gp")
     assert callable(command.load())
     assert importlib.metadata.version("ppl-gp") == ppl_gp.__version__
+    assert Path(ppl_gp.models.__file__).is_relative_to(Path(ppl_gp.__file__).parent)
 
 
 def run_example(page: Path) -> None:

@@ -141,6 +141,7 @@ plt.show()
 # You write down the model instead of the algebra. A model is a NumPyro function. Its first argument
 # holds the inputs and the keyword `y` the observations. The last line says how `y` scatters.
 
+
 # %%
 def three_rows(X, y=None):
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(36.0, 2.0), X))
@@ -213,6 +214,7 @@ plt.show()
 # Length scale, variance and noise are *hyperparameters*. In a real model they are unknown and get
 # priors of their own. `pg.sample_prior` draws data sets from the whole model, before it has seen
 # any observation. That tells you whether your priors allow what you know to be impossible.
+
 
 # %%
 def declare(variance_prior):

@@ -88,6 +88,7 @@ for name, prior in [("length scale", lengthscale_prior), ("variance", variance_p
 # The first model ignores the clinics. It has a level, a GP `f` over the hour, and normal noise.
 # `pg.check` reads the model and the data and says what a fit would find, before it costs anything.
 
+
 # %%
 def hour_only(X, y=None):
     level = numpyro.sample("level", dist.Normal(25.0, 10.0))
@@ -140,6 +141,7 @@ plt.show()
 # own effect, and the effects have a common spread that is learnt too. Now `X` has two columns.
 # ppl_gp turns the labels into the integers 0 to 5 in alphabetical order, so that the model can
 # index `u`.
+
 
 # %%
 def waiting(X, y=None):

@@ -120,6 +120,7 @@ print(f"length scale {minutes:.1f} minutes")
 # $\mu + \mu^2 / c$ with a *concentration* $c$, which is learnt. The smaller $c$, the larger the
 # scatter. Only the last lines of the model change.
 
+
 # %%
 def negative_binomial(X, doctors, y=None):
     rate = rate_per_doctor(X)
@@ -146,6 +147,7 @@ fits["negative binomial"].summary().round(2)
 #
 # Effects on the log scale are hard to read. Their exponentials are *rate ratios*: factors by which
 # the rate is multiplied. For the interval, exponentiate the ends of the interval on the log scale.
+
 
 # %%
 def ratio(distribution):

@@ -112,8 +112,7 @@ X = table[["hour", "clinic", "monday"]]
 doctors, patients = table["doctors"], table["patients"]
 models = {"full": negative_binomial, "no clinics": no_clinics, "Poisson": poisson}
 fits = {
-    name: pg.fit(model, pg.Laplace(), 0, X, doctors, y=patients)
-    for name, model in models.items()
+    name: pg.fit(model, pg.Laplace(), 0, X, doctors, y=patients) for name, model in models.items()
 }
 for name, fit in fits.items():
     print(name, fit.result)
@@ -129,6 +128,7 @@ for name, fit in fits.items():
 # model at the training rows, and compare a feature of them with the same feature of the data.
 # Choose a feature that matters to you. Here it is the number of patients per doctor in each clinic.
 
+
 # %%
 def per_doctor(y):  # patients per doctor in each clinic, (..., 6)
     rows = [(table["clinic"] == name).to_numpy() for name in busy]
@@ -143,7 +143,7 @@ for ax, (name, fit) in zip(axes, fits.items()):
     ax.plot(list(busy), per_doctor(patients.to_numpy()), "ko", label="data")
     ax.set(title=name, xlabel="clinic")
 axes[0].set_ylabel("patients per doctor")
-axes[0].legend()
+axes[1].legend(loc="upper left", fontsize="small")
 plt.show()
 
 # %% [markdown]
@@ -228,6 +228,7 @@ print(f"full minus no clinics: {difference.sum():.0f} nats, standard error {erro
 #
 # ppl_gp warns before a fit, during it, and by errors. Suppose that someone thinks in minutes and
 # writes a prior about 120, while the column is in hours. `pg.check` compares the two.
+
 
 # %%
 def wrong_units(X, y=None):

@@ -124,15 +124,15 @@ for name, method in methods.items():
 # %% [markdown]
 # ## The table
 #
-# `pg.compare` scores all fits on the same test rows. Here these are 120 new rows of the same truth.
+# `pg.compare` scores all fits on the same test rows. Here these are 40 new rows of the same truth.
 
 # %%
 fresh = pd.DataFrame(
     {
-        "hour": rng.uniform(7.0, 19.0, 120).round(2),
-        "clinic": rng.choice(list(busy), 120),
-        "monday": rng.binomial(1, 0.3, 120),
-        "doctors": rng.integers(1, 5, 120),
+        "hour": rng.uniform(7.0, 19.0, 40).round(2),
+        "clinic": rng.choice(list(busy), 40),
+        "monday": rng.binomial(1, 0.3, 40),
+        "doctors": rng.integers(1, 5, 40),
     }
 )
 effect = fresh["clinic"].map(busy)

@@ -168,9 +168,12 @@ class Entry:
 
 
 def state_of(value) -> dict:
-    """As `attributes_of`; {} for a class that says itself what pickle keeps."""
+    """As `attributes_of`; {} for a class that says itself what pickle keeps, but for NumPyro's
+    transforms, which keep more of it once their inverse is used.
+    """
     given = any(getattr(type(value), k, None) is not getattr(object, k) for k in _PICKLING)
-    return {} if given else attributes_of(value)
+    is_own = given and not isinstance(value, dist.transforms.Transform)
+    return {} if is_own else attributes_of(value)
 
 
 def attributes_of(value) -> dict:
@@ -182,6 +185,8 @@ def attributes_of(value) -> dict:
         fields = {n: x for n, x in (fields or {}).items() if n in declared}
     own = {n: x for n, x in (fields or {}).items() if n[:2] != "__" and not _is_cache(cls, n)}
     own.pop("_intervener_id", None)  # an address, in NumPyro's `do`
+    if isinstance(own.get("_inv"), weakref.ref):  # of a transform's inverse, once used
+        del own["_inv"]
     return {**slots, **own}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "ppl_gp"
 EDGES = ("mean_field", "report", "frames", "sklearn", "cli")
-LINES, CORE_LINES, CORE_FILES = 40_235, 33_660, 140  # aims: 38 500, 29 500, 140
+LINES, CORE_LINES, CORE_FILES = 40_245, 33_665, 140  # aims: 38 500, 29 500, 140
 FILES_OF_A_FIT, FUNCTIONS_AGAIN, RUNS_AGAIN = 70, 195, 0  # aims: 50, 150, 1
 PROGRAMS = {"EP": 16, "SVGP": 29}  # of a fit and its prediction; aims: 8, 12
 

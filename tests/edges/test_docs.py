@@ -181,5 +181,15 @@ def test_a_fit_that_failed_names_the_place_of_its_result():
     assert error.help == pg.Result.not_mixed.help and error.__notes__ == [f"See {error.help}"]
 
 
+def test_the_declared_models_are_there_after_an_installation():
+    """As functions, by one name in every process: a pickle of one is found again."""
+    assert all(callable(getattr(pg.models, name)) for name in pg.models.__all__)
+    assert {"binary", "counts"} <= set(pg.models.__all__)
+    assert pickle.loads(pickle.dumps(pg.models.binary)) is pg.models.binary
+    files = {path.stem for path in (ROOT / "models").glob("*.py")} - {"__init__"}
+    named = {getattr(pg.models, name).__module__ for name in pg.models.__all__}
+    assert named == {f"ppl_gp.models.{file}" for file in files}
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 110

@@ -273,6 +273,11 @@ def test_what_using_a_distribution_caches_in_it_is_no_change():
     before = digest(prior)
     _ = prior.probs, prior.mean
     assert digest(prior) == before
+    prior = lengthscale(np.arange(4.0))  # of a transform, which keeps its inverse once it is used
+    before = digest(prior)
+    prior.log_prob(2.0)
+    assert digest(prior) == before
+    assert digest(dist.InverseGamma(2.0, 1.0)) != digest(dist.InverseGamma(2.0, 1.5))
 
 
 def test_objects_that_cannot_be_read_have_to_be_the_same():
