@@ -97,7 +97,8 @@ class Projection(eqx.Module):
 
     Examples
     --------
-    >>> pg.means.Projection(np.array([[1.0], [1.0]]))(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    >>> W = jnp.array([[1.0], [1.0]])
+    >>> pg.means.Projection(W)(np.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [[3.0, 7.0]]
     """
 

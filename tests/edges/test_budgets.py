@@ -4,6 +4,7 @@ compile, and how much of it a second fit runs.
 A number may be lowered at any time. Raise one only with the reason in the commit that does it.
 """
 
+import ast
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "ppl_gp"
 EDGES = ("mean_field", "report", "frames", "sklearn", "cli")
-LINES, CORE_LINES, CORE_FILES = 40_245, 33_665, 140  # aims: 38 500, 29 500, 140
+LINES, CORE_LINES, CORE_FILES = 33_940, 28_325, 140  # aims: 32 200, 24 200, 140
 FILES_OF_A_FIT, FUNCTIONS_AGAIN, RUNS_AGAIN = 70, 195, 0  # aims: 50, 150, 1
 PROGRAMS = {"EP": 16, "SVGP": 29}  # of a fit and its prediction; aims: 8, 12
 
@@ -102,7 +103,17 @@ def sources(core: bool) -> list[Path]:
 
 
 def lines(files) -> int:
-    return sum(len(p.read_text().splitlines()) for p in files)
+    """Of code and comments: public docstrings are as long as a reader of the reference needs."""
+    texts = [path.read_text() for path in files]
+    return sum(len(text.splitlines()) - documenting(text) for text in texts)
+
+
+def documenting(text: str) -> int:
+    """The lines of all docstrings."""
+    kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    found = [node.body[0] for node in nodes if ast.get_docstring(node) is not None]
+    return sum(statement.end_lineno - statement.lineno + 1 for statement in found)
 
 
 def test_lines_and_files():
@@ -112,7 +123,7 @@ def test_lines_and_files():
 
 
 def test_no_file_is_a_room_too_large():
-    assert [p.name for p in sources(core=False) if lines([p]) > 435] == []
+    assert [p.name for p in sources(core=False) if lines([p]) > 370] == []
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,23 @@ public name has its place in the reference, every error and every result a headi
 target.
 """
 
+import doctest
 import inspect
 import os
 import pickle
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import ppl_gp as pg
@@ -45,6 +51,9 @@ SHOWN = [
     "troubleshooting",
     "without-gp",
 ]
+# Made by the package, not by a user
+WITHOUT_PARAMETERS = {pg.Fit, pg.Prediction, pg.ModelComparison, pg.Result, pg.Whiten}
+WITHOUT_PARAMETERS |= {pg.InducingVariables}
 ERRORS = [getattr(pg, name) for name in pg.__all__ if name.endswith("Error")]
 
 
@@ -124,6 +133,54 @@ def test_every_public_name_is_in_the_reference_once():
     pages = [path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md"))]
     found = re.findall(r"^::: ppl_gp\.(\w+)$", "\n".join(pages), re.MULTILINE)
     assert sorted(found) == sorted(pg.__all__)
+
+
+def documented() -> dict[str, str]:
+    """{name: docstring with an example} of the public names and their own methods."""
+    found = {}
+    for name in pg.__all__:
+        thing = getattr(pg, name)
+        members = vars(thing).items() if inspect.isclass(thing) or inspect.ismodule(thing) else ()
+        public = {f"{name}.{k}": v for k, v in members if not k.startswith("_")}
+        for key, value in {name: thing, **public}.items():
+            own = getattr(value, "func", value)
+            if not inspect.ismodule(own) and ">>>" in (inspect.getdoc(own) or ""):
+                found[key] = inspect.getdoc(own)
+    return found
+
+
+# A fit takes seconds to compile
+FITS = re.compile(r"pg\.fit\(|_prior\(")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(k, marks=pytest.mark.slow) if FITS.search(v) else k
+        for k, v in documented().items()
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_example_of_a_docstring_runs(name):
+    globs = {"np": np, "jnp": jnp, "numpyro": numpyro, "dist": dist, "jax": jax, "pg": pg}
+    example = doctest.DocTestParser().get_doctest(documented()[name], globs, name, None, 0)
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    assert example.examples and not doctest.DocTestRunner(optionflags=flags).run(example).failed
+
+
+def test_every_public_name_has_its_parameters():
+    """Functions and classes that take arguments; errors take a text."""
+    for name in pg.__all__:
+        thing = getattr(pg, name)
+        if callable(thing) and thing not in ERRORS and thing not in WITHOUT_PARAMETERS:
+            assert "\nParameters\n---" in (inspect.getdoc(thing) or ""), name
+
+
+def test_docstrings_have_no_words_that_a_reader_has_to_translate():
+    words = runpy.run_path(str(ROOT / "docs" / "tools" / "english.py"))["WORDS"]
+    things = [getattr(pg, name) for name in pg.__all__]
+    told = [f"{t.__name__}: {m[0]}" for t in things if (m := words.search(inspect.getdoc(t) or ""))]
+    assert not told
 
 
 def test_what_the_reference_names_is_there():
