@@ -106,7 +106,8 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
     joined = _joined(source, args, kwargs, inside, gaussians, many)
     points = [k for k in hyper if k in joined or k in many and k in (*gaussians, *seen.shared)]
     causes = _causes(source, args, kwargs, trace, {*gaussians, *points})
-    bent = [k for k in hyper if k in seen.shared and k not in (*many, *gaussians)]
+    alone = [k for k in hyper if k in seen.shared and k not in (*many, *gaussians)]
+    bent = [k for k in alone if not (points or maximise or _kind(trace[k]) == "Delta")]
     bent = [k for k in bent if _joins(source, args, kwargs, functions, k)]
     causes |= {k: f"the prior of {{}}, {_kind(trace[k])}, is not Gaussian" for k in bent}
     if points:
@@ -127,19 +128,25 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
             "evidence and the variances of predictions take as known (where tried, 2 values of 50 "
             "rows: evidence 4.7 nats too high, variances down to 0.78 of the right ones)."
         )
-    every = dict.fromkeys(causes.values())
-    return [_told(method, [k for k in causes if causes[k] == why], why) for why in every]
+    told = []
+    for why in dict.fromkeys(causes.values()):
+        sites = [k for k in causes if causes[k] == why]
+        told.append(_told(method, sites, why, any(cannot_be_drawn(trace[k]) for k in sites)))
+    return told
 
 
-def _told(method: str, sites: list[str], why: str) -> str:
-    """What `MAP()` does to single values, how much it matters, and what to do."""
+def _told(method: str, sites: list[str], why: str, flat: bool) -> str:
+    """What `MAP()` does to single values, how much it matters, and what to do; `flat`: of improper
+    priors, from which `Sample()` cannot start.
+    """
     names, one = ", ".join(map(repr, sites)), len(sites) == 1
+    instead = "a normal prior of a large scale" if flat else "a local method with hyper=Sample(),"
     return (
         f"{method} maximises {names} with the hyperparameters and does not integrate "
         f"{'it' if one else 'them'}: {why.replace('{}', names)}. The evidence and the variances of "
         f"predictions take {'its value' if one else f'these {len(sites)} values'} as known (where "
-        "tried, the log evidence was 1.7 nats too high with one value, 7.8 with four). NUTS(), or "
-        "a local method with hyper=Sample(), samples instead."
+        "tried, the log evidence was 1.7 nats too high with one value, 7.8 with four). "
+        f"Use NUTS(), or {instead} instead."
     )
 
 
@@ -312,7 +319,8 @@ class _only_predictor(Messenger):
             msg["scale"] = None
             whole, fn = msg["fn"], bare(msg["fn"])
             if not gaussian(fn):
-                fn = dist.Normal(jnp.zeros(fn.shape()), 1.0).to_event(fn.event_dim)
+                at = fn.support.feasible_like(jnp.zeros(fn.shape()))  # a scale stays positive
+                fn = dist.Normal(at, 1e-3).to_event(fn.event_dim)
             msg["fn"] = fn.to_event(whole.event_dim - fn.event_dim)
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import update_wrapper
 from typing import Any
 
+import jax
+
 from ppl_gp.errors import (
     IN_ORDER,
     LISTED,
@@ -356,6 +358,8 @@ def declare(model: Callable, args: tuple, kwargs: dict, tables=()) -> Declared:
         function = keyed(model)
         return Declared(function, read_off(function, args, kwargs, tables))
     except (TypeError, ValueError) as error:
+        if isinstance(error, jax.errors.JAXTypeError):
+            raise  # `told` has the line of the model
         if lists := [
             k for k, v in {**dict(enumerate(args)), **kwargs}.items() if isinstance(v, list)
         ]:

@@ -93,6 +93,8 @@ def of_the_model(function: Callable) -> Callable:
                     f"a mask of the model holds numbers, or is left out{_line(error)}: make it "
                     "boolean there, mask=seen.astype(bool) or obs_mask=seen.astype(bool)."
                 ) from error
+            if "has a delta distribution" in str(error):
+                raise ModelError(str(error)) from error
             if "distribution got invalid" not in str(error):
                 raise
             raise DataError(

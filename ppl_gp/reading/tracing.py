@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from jax import random
 from jax.core import Tracer
 from numpyro import handlers
+from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.distributions.constraints import is_dependent
 from numpyro.primitives import Messenger
 
@@ -100,11 +101,22 @@ def _drawn(fn, key, shape):
 
 
 class _unique(handlers.trace):
-    """A trace that refuses a name of two: NumPyro puts a plate in the place of a site before it."""
+    """A trace that refuses a name of two: NumPyro puts a plate in the place of a site before it;
+    and latents of a scan from the end, whose values NumPyro takes and gives in opposite orders.
+    """
 
     def postprocess_message(self, msg):
         """Record it. A plate may be opened again, and a parameter asked for again."""
         name, kind = msg.get("name"), msg["type"]
+        if msg["fn"] is scan_wrapper and msg["args"][4]:
+            sites = msg["value"][1][0].trace.items()
+            if drawn := [k for k, s in sites if s["type"] == "sample" and not s["is_observed"]]:
+                raise ModelError(
+                    f"scan(..., reverse=True) draws {drawn}, and NumPyro takes their values in the "
+                    "order of the steps, but gives them in the order of xs: draws would be read "
+                    "backwards. Scan over the entries of xs in turned order, xs[::-1], without "
+                    "reverse, and turn the result, z[::-1]."
+                )
         before = self.trace[name]["type"] if name in self.trace else None
         if before and (before != kind or kind in ("sample", "deterministic")):
             raise ModelError(f"two sites named {name!r}, a {before} and a {kind}; rename one.")

@@ -165,6 +165,32 @@ def test_steps_of_a_scan_are_integrated_beside_a_function(method):
     np.testing.assert_allclose(z.variance, within, rtol=1e-5)
 
 
+def backwards(time, y=None, reverse=True):
+    scales = jnp.linspace(0.2, 0.9, TIMES)
+
+    def step(before, scale):
+        z = numpyro.sample("z", dist.Normal(0.9 * before, scale))
+        return z, z
+
+    if reverse:
+        _observe(scan(step, 0.0, scales, reverse=True)[1][time], y)
+    else:
+        _observe(scan(step, 0.0, scales[::-1])[1][::-1][time], y)
+
+
+def test_a_scan_from_the_end_is_refused_and_its_remedy_is_right():
+    """NumPyro takes given values in the order of the steps: a draw of its own is read backwards."""
+    for method in (pg.Laplace(), pg.NUTS(num_warmup=1, num_samples=1)):
+        with pytest.raises(pg.ModelError, match=r"'z'.*xs\[::-1\].*z\[::-1\]"):
+            pg.fit(backwards, method, 0, TIME, y=Y)
+    upper = 0.9 ** np.maximum(np.subtract.outer(np.arange(TIMES), np.arange(TIMES)).T, 0)
+    steps = np.triu(upper) * np.linspace(0.2, 0.9, TIMES)
+    Z = np.eye(TIMES)[TIME]
+    exact = multivariate_normal(np.zeros(N), Z @ steps @ steps.T @ Z.T + 0.25 * np.eye(N))
+    fit = pg.fit(backwards, pg.Laplace(), 0, TIME, y=Y, reverse=False)
+    np.testing.assert_allclose(fit.log_evidence, exact.logpdf(Y), rtol=1e-9)
+
+
 @pytest.mark.slow
 def test_answers_by_part_and_draws_are_those_of_the_matrix(tmp_path):
     fits = [

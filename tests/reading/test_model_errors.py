@@ -69,3 +69,13 @@ def test_a_parameter_out_of_range_is_told_as_bad_data():
         pg.fit(
             counts(lambda f, g: jnp.exp(f) * (g - 0.5)), pg.Laplace(hyper=FIXED), 0, X, GROUPS, y=Y
         )
+
+
+def test_an_argument_of_another_length_does_not_hide_the_line():
+    """The lengths were blamed, with a line of the package."""
+
+    def model(X, g, few, y=None):
+        counts(WANTS_VALUES["a NumPy table indexed by an argument"])(X, g, y)
+
+    with pytest.raises(pg.ModelError, match=r"lambda.*line \d+.*jnp.asarray\(table\)\[index\]"):
+        pg.fit(model, pg.Laplace(hyper=FIXED), 0, X, GROUPS, np.ones(2), y=Y)
