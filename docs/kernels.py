@@ -318,7 +318,7 @@ class Brownian(pg.kernels.Kernel):
 
 after_zero = np.linspace(0.02, 10.0, 300)
 plt.figure(figsize=(7.5, 2.5), layout="constrained")
-both = {"Brownian": Brownian(1.0), "plus a season": Brownian(1.0) + k.Periodic(6.0)}
+both = {"Brownian": Brownian(1.0), "plus a season": Brownian(1.0) + k.Periodic(1.0, period=6.0)}
 for title, kernel in both.items():
     path = pg.GP(kernel, after_zero).sample(jax.random.key(0))
     plt.plot(after_zero, path, label=title)

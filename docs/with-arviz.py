@@ -79,7 +79,7 @@ for name, node in tree.children.items():
 print(azs.summary(tree, var_names=["level", "lengthscale", "u"]).to_string())
 
 # %% [markdown]
-# `r_hat` should be at most 1.01 to 1.05, and `ess_bulk`, the [effective sample size](glossary.md#effective-sample-size), should be at least
+# For a report, aim at an `r_hat` of at most 1.01. A run with one above 1.05 ends as `not_mixed`. Also, `ess_bulk`, the [effective sample size](glossary.md#effective-sample-size), should be at least
 # a few hundred. The columns `mcse_mean` and `mcse_sd` are the Monte Carlo errors. For methods other than samplers the draws are
 # independent, so both checks are perfect by construction and say nothing about the approximation.
 

@@ -7,7 +7,7 @@
 # %% [markdown]
 # ## Set-up and data
 #
-# Every chapter starts with the same two cells, so that each page runs alone. The data are
+# Every chapter makes the same data, so that each page runs alone. The data are
 # simulated: six clinics, A to F, and 120 rows. Each row is one hour of one clinic's day.
 #
 # - `hour`: the middle of that hour, between 7 and 19 o'clock

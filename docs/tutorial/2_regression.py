@@ -7,7 +7,7 @@
 # %% [markdown]
 # ## Set-up and data
 #
-# Every chapter starts with the same two cells, so that each page runs alone. The data are
+# Every chapter makes the same data, so that each page runs alone. The data are
 # simulated: six clinics, A to F, and 120 rows. Each row is one hour of one clinic's day.
 #
 # - `hour`: the middle of that hour, between 7 and 19 o'clock
@@ -77,7 +77,7 @@ for name, prior in [("length scale", lengthscale_prior), ("variance", variance_p
 # %% [markdown]
 # The prior of the length scale is an inverse gamma distribution. One per cent of it lies below the
 # typical distance to the nearest other row, because at that scale the data say nothing. One per
-# cent lies above the range of the hours, where the function would be a straight line. The prior of
+# cent lies above the range of the hours, where the function would be nearly a parabola. The prior of
 # the variance is centred at the variance of the minutes and spans a factor of ten to each side.
 # Many rows are close together, so half of the first prior is below a quarter of an hour. The data
 # can overrule that, as you will see.
@@ -106,7 +106,7 @@ print(pg.check(hour_only, table["hour"], y=table["minutes"]))
 # A line starts with `ok`, or with `NO` if something needs your attention. The line "length scales"
 # compares your prior with the distances of the rows. The line "predictor" says which sites are
 # integrated exactly, here `level` and `f`, and which are hyperparameters. The predictor is the sum
-# that enters the likelihood. The last line lists the methods that can fit this model.
+# that enters the likelihood. The last line lists methods that fit this model.
 
 # %% [markdown]
 # ## Fit and read the fit
@@ -227,7 +227,8 @@ plt.show()
 # %% [markdown]
 # ## What you learnt
 #
-# - `pg.check` before a fit and `fit.result` after it tell you whether something is wrong.
+# - `pg.check` tells you whether the model can be fitted, and `fit.result` whether the computation
+#   finished. Whether the model is right is a question of chapter 4.
 # - Effects in a plate are integrated together with the function. Without them their differences are
 #   counted as noise.
 # - `mean`, `sd` and `interval` are of new observations. The names with `f_` are of the function.

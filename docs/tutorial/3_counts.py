@@ -7,7 +7,7 @@
 # %% [markdown]
 # ## Set-up and data
 #
-# Every chapter starts with the same two cells, so that each page runs alone. The data are
+# Every chapter makes the same data, so that each page runs alone. The data are
 # simulated: six clinics, A to F, and 120 rows. Each row is one hour of one clinic's day.
 #
 # - `hour`: the middle of that hour, between 7 and 19 o'clock
@@ -180,8 +180,8 @@ plt.show()
 # Each panel shows one term of the predictor as a factor of the rate. The first has the busy morning
 # and the smaller peak of the afternoon. The second has the clinics: D is the busiest and E the
 # quietest, as in the truth. Their bars are wide, because they contain the uncertainty of the common
-# level. The third is the ratio of Mondays: read its right-hand edge, since the column is 1 on
-# Mondays and 0 on all other days.
+# level. The third is the ratio of Mondays: read the point at 1. The point at 0, all
+# other days, is 1 by definition.
 
 # %% [markdown]
 # ## Predict counts

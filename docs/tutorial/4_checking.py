@@ -7,7 +7,7 @@
 # %% [markdown]
 # ## Set-up and data
 #
-# Every chapter starts with the same two cells, so that each page runs alone. The data are
+# Every chapter makes the same data, so that each page runs alone. The data are
 # simulated: six clinics, A to F, and 120 rows. Each row is one hour of one clinic's day.
 #
 # - `hour`: the middle of that hour, between 7 and 19 o'clock
@@ -210,8 +210,8 @@ for name, loo in scores.items():
 # behind it, in either order. The effective number of parameters `p` is near a hundred for the
 # Poisson model, nearly one per row. Such a model memorises its data.
 #
-# *k-hat* compares the fit with the posterior that leaves out the row, by the weights between the
-# two. Below 0.7 they are close. For the Poisson model it is large in many rows, which is the same
+# *k-hat* says how far the posterior would move if the row were left out. Below 0.7 it hardly moves.
+# For the Poisson model it is large in many rows, which is the same
 # message again: each row determines its own value of the function.
 
 # %%

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 5. Comparing methods
 #
-# Goal: you fit one model by four inference methods, read the table that compares them, and learn
+# Goal: you fit one model by four inference methods, one of them twice, read the table that compares them, and learn
 # when one value per hyperparameter is not enough.
 
 # %% [markdown]
 # ## Set-up and data
 #
-# Every chapter starts with the same two cells, so that each page runs alone. The data are
+# Every chapter makes the same data, so that each page runs alone. The data are
 # simulated: six clinics, A to F, and 120 rows. Each row is one hour of one clinic's day.
 #
 # - `hour`: the middle of that hour, between 7 and 19 o'clock
@@ -148,7 +148,7 @@ print(comparison)
 # Read it from top to bottom. The importance-sampled truth is an estimate of the exact log evidence
 # at the hyperparameters of that fit, with a standard error. EP and VI agree with it, and Laplace is
 # off by a few hundredths of a nat, which has no practical consequence. Fits that integrate the
-# hyperparameters have no such row.
+# hyperparameters are blank in this row.
 #
 # The *k-hat* of q(f) judges the Gaussian approximation q by its weights against the model. It is
 # far below 0.7, so q is close to the posterior at these hyperparameters. The test log densities are
