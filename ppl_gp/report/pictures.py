@@ -129,7 +129,8 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
         told = f"{gap:+.2f}" if known[i] else "no truth"
         at = {"xytext": (9, -4), "textcoords": "offset points"}
         ax.annotate(told, (i, own[i]), fontsize=9, **at)
-    title = "Log evidence at each method's own hyperparameters\n(figures: method minus truth)"
+    title = "Log evidence at each method's own hyperparameters\n"
+    title += "(figures: method minus truth, where weights of draws could find it)"
     ax.set(title=title, xlabel="method", ylabel="log evidence (nats)", xlim=(-0.5, len(rows) - 0.3))
     ax.set_xticks(x, [row["method"] for row in rows])
     ax.ticklabel_format(axis="y", useOffset=False)
