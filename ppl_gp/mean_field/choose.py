@@ -45,7 +45,8 @@ def register_family(fits: Callable[[Any], bool], make: Make) -> None:
     >>> def make(name, site):
     ...     ones = jnp.ones(site["fn"].shape())
     ...     return Gamma((name,), ones.shape, False, ones, ones)
-    >>> pg.register_family(lambda support: support is dist.constraints.nonnegative, make)
+    >>> fits = lambda support: support is dist.constraints.nonnegative
+    >>> pg.register_family(fits, make)  # doctest: +SKIP
     """
     _OWN.insert(0, (fits, make))
 

@@ -108,7 +108,7 @@ class _unique(handlers.trace):
     def postprocess_message(self, msg):
         """Record it. A plate may be opened again, and a parameter asked for again."""
         name, kind = msg.get("name"), msg["type"]
-        if msg["fn"] is scan_wrapper and msg["args"][4]:
+        if msg.get("fn") is scan_wrapper and msg["args"][4]:
             sites = msg["value"][1][0].trace.items()
             if drawn := [k for k, s in sites if s["type"] == "sample" and not s["is_observed"]]:
                 raise ModelError(
