@@ -16,9 +16,8 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
-from models import counts
 from models.classification import binary
-from models.counts import poisson
+from models.counts import coal_mining_like, event_times, poisson
 from models.regression import regression
 from models.robust import student_t
 
@@ -114,21 +113,21 @@ def test_regression_is_the_conjugate_twin():
 
 
 def test_coal_series():
-    series = counts.coal_mining_like(seed=0, num_bins=40)
-    times = counts.event_times(seed=0)
+    series = coal_mining_like(seed=0, num_bins=40)
+    times = event_times(seed=0)
     assert np.all(np.diff(times) >= 0) and times[0] >= 1851.2 and times[-1] <= 1962.2
     assert series.y.sum() == len(times) and series.y.shape == (40,) and series.X.shape == (40, 1)
     np.testing.assert_allclose(series.exposure * 40, 111.0, rtol=1e-12)
     np.testing.assert_allclose([series.X.mean(), series.X.std()], [0.0, 1.0], atol=1e-12)
-    assert np.array_equal(series.y, counts.coal_mining_like(seed=0, num_bins=40).y)
+    assert np.array_equal(series.y, coal_mining_like(seed=0, num_bins=40).y)
 
 
 def test_coal_rates():
     """Over many seeds, the events before and after the change have the declared Poisson means
     (within 4 s.e.).
     """
-    before = np.array([np.searchsorted(counts.event_times(seed), 1890.5) for seed in range(200)])
-    after = np.array([len(counts.event_times(seed)) for seed in range(200)]) - before
+    before = np.array([np.searchsorted(event_times(seed), 1890.5) for seed in range(200)])
+    after = np.array([len(event_times(seed)) for seed in range(200)]) - before
     for events, mean in ((before, 3.1 * 39.3), (after, 0.9 * 71.7)):
         assert abs(events.mean() - mean) < 4 * np.sqrt(mean / 200)
         assert abs(events.var() / mean - 1) < 4 * np.sqrt(2 / 200)
