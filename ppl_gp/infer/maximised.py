@@ -319,7 +319,8 @@ class _only_predictor(Messenger):
             msg["scale"] = None
             whole, fn = msg["fn"], bare(msg["fn"])
             if not gaussian(fn):
-                at = fn.support.feasible_like(jnp.zeros(fn.shape()))  # a scale stays positive
+                inside = fn.support or dist.constraints.real  # a scale stays positive
+                at = inside.feasible_like(jnp.zeros(fn.shape()))
                 fn = dist.Normal(at, 1e-3).to_event(fn.event_dim)
             msg["fn"] = fn.to_event(whole.event_dim - fn.event_dim)
 
