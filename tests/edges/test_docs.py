@@ -74,7 +74,7 @@ def test_a_script_of_the_site_runs(path, tmp_path):
 def test_a_recipe_is_a_page_with_a_picture_and_a_test(path):
     text = path.read_text()
     assert len(text.splitlines()) < 85 and text.startswith("# %% [markdown]\n# # ")
-    assert re.search(r"title=|plot_components|plot_predictions", text)
+    assert re.search(r"title=|pg\.plot_", text)
     assert "\nplt.show()\n" in text  # a page has the picture, not what its last line returns
     assert re.search(r"^assert ", text, re.MULTILINE)
 
