@@ -23,10 +23,10 @@ from numpyro.infer.util import constrain_fn
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
-from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.kept import Kept
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.results.fit import Fit
+from ppl_gp.runtime import Stage, interruptible
 from ppl_gp.settings import ChainSettings
 
 

@@ -31,7 +31,6 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.infer.hyper.point import LocalProblem
 from ppl_gp.infer.hyper.space import Space, fixed_values, starts, transform
-from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.mcmc.nuts import require_samplable
 from ppl_gp.numerics.linalg import cholesky, solve_lower
@@ -41,6 +40,7 @@ from ppl_gp.reading.roles import is_missing_part, require_gp, roles, scored
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit
+from ppl_gp.runtime import Stage, interruptible
 from ppl_gp.settings import MAP, Fixed
 
 MAX_LATENTS = 3000  # entries of all sites: H has their square

@@ -20,15 +20,13 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import ONE_TABLE, DataError, ModelError, warn
 from ppl_gp.gp import bare, unwrap
 from ppl_gp.local.method import LocalMethod
-from ppl_gp.reading.affine import bend
-from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.dependence import bend, sources
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes, keyed
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.predictor import is_gaussian
+from ppl_gp.reading.predictor.predictor import gaussian, is_gaussian, mean_of
 from ppl_gp.reading.predictor.prior import PredictorGP
-from ppl_gp.reading.predictor.sites import gaussian, mean_of
 from ppl_gp.reading.reading import Declared, Reading
 from ppl_gp.reading.roles import cannot_be_drawn, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run

@@ -19,6 +19,7 @@ from numpyro.primitives import Messenger
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import mask_of, unwrap
+from ppl_gp.numerics.blocks import flatten
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.dependence import depends
@@ -35,7 +36,6 @@ from ppl_gp.reading.roles import (
 )
 from ppl_gp.reading.tracing import reading_of, run, run_at_once
 from ppl_gp.sparse.bound import Batch
-from ppl_gp.sparse.expectation import flatten
 
 
 def probe_finite(log_lik: JointLogLikelihood, shapes: dict) -> None:

@@ -28,7 +28,6 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.autoguides import is_auto, require_guide, traced
 from ppl_gp.infer.hyper.space import Space
 from ppl_gp.infer.joint_mode import of_draws, weighted
-from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.mcmc.nuts import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.numerics.linalg import cholesky, solve_lower
@@ -36,6 +35,7 @@ from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.roles import roles
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit
+from ppl_gp.runtime import Stage, interruptible, unless_stopped
 from ppl_gp.settings import require_positive, require_whole
 
 CHUNK = 50  # steps between two looks at Ctrl-C

@@ -40,6 +40,7 @@ from ppl_gp.local.natural import (
 )
 from ppl_gp.local.tilted import Cavity, cavity, is_usable, matched_sites, tilted, tilted_terms
 from ppl_gp.numerics.low_rank import dense
+from ppl_gp.numerics.quadrature import nodes_of
 from ppl_gp.quick import zeros_of
 from ppl_gp.reading.factors import functions_of
 
@@ -199,7 +200,7 @@ class EP(LocalMethod):
             log_lik,
             without.mean,
             1.0 / without.precision,
-            num=several.nodes_of(1, self.num_nodes),
+            num=nodes_of(1, self.num_nodes),
             power=self.power,
             closed_form=self.closed_form,
         )

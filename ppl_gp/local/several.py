@@ -26,10 +26,8 @@ from ppl_gp.local.tilted import Cavity, front, joined, rows_times, split
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.modes import derivatives
-from ppl_gp.numerics.quadrature import SAFETY, TOLERANCE, hermite
+from ppl_gp.numerics.quadrature import NODES, POINTS, SAFETY, hermite, nodes_of
 
-NODES = {1: 96, 2: 24, 3: 14}  # a direction
-POINTS = 8192  # of Sobol's above, with their mirror images; they judge the others
 _BATCH = 64  # nodes at once: memory is that many likelihoods of all data
 _STEPS = 30
 _FRACTIONS = (1.0, 0.5, 0.2, 0.05, 0.01)  # of a Newton step that are tried
@@ -40,16 +38,6 @@ class Rule(NamedTuple):
 
     z: Float[np.ndarray, "Q R"]
     w: Float[np.ndarray, "Q"]
-
-
-def nodes_of(functions: int, num: int | None) -> int:
-    """`num_nodes` of a method: nodes a direction up to three functions, points above."""
-    return NODES.get(functions, POINTS) if num is None else max(num, 1)
-
-
-def tolerance(functions: int) -> float:
-    """Nats: an estimated error of a datum above it is told. Points are no better than that."""
-    return TOLERANCE if functions == 1 or functions in NODES else 1e-2
 
 
 @lru_cache(maxsize=32)

@@ -3,8 +3,8 @@ they give: the sites that match them, and their part of the evidence.
 
 Quadrature in log space, at the modes and breaks of the factor, with an estimate of its error; a
 closed form where the likelihood is a Gaussian or a probit of a + b f, which is proved while tracing
-(the site's type; `reading.affine`). For R functions per datum, precisions are (N, R, R), by loops
-over R that are written out.
+(the site's type; `reading.dependence`). For R functions per datum, precisions are (N, R, R), by
+loops over R that are written out.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,7 @@ from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error, log_ndtr
 from ppl_gp.observations import BernoulliProbit
-from ppl_gp.reading.affine import Dependence, dependence
-from ppl_gp.reading.dependence import decides
+from ppl_gp.reading.dependence import Dependence, decides, dependence
 from ppl_gp.reading.factors import LogLikelihood, is_concave
 from ppl_gp.reading.roles import is_observed
 

@@ -36,7 +36,7 @@ from ppl_gp.local.natural import (
     site_weights,
 )
 from ppl_gp.local.tilted import integrand, is_usable
-from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, panel_nodes
+from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, nodes_of, panel_nodes
 
 _ROUNDS = 20
 # relative change of a marginal precision from which on a plain step is not trusted
@@ -148,7 +148,7 @@ class VI(LocalMethod):
         return expected + _spread(q, solution.sites)
 
     def _expected(self, log_lik, mean, variance):
-        return expected_log_lik(log_lik, mean, variance, several.nodes_of(1, self.num_nodes))
+        return expected_log_lik(log_lik, mean, variance, nodes_of(1, self.num_nodes))
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
         (q, varies), nodes = lifted(condition(K, mean, sites)), None

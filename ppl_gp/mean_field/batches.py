@@ -16,7 +16,6 @@ from jax import random
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of, usable
-from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stream_source import StreamSource
@@ -30,6 +29,7 @@ from ppl_gp.mean_field.sweep import caution_of
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import require_no_subsampling, roles
+from ppl_gp.runtime import Stage, interruptible, unless_stopped
 
 
 class Found(NamedTuple):

@@ -14,7 +14,6 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.chains import over_leading_axis
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.sources import Stream
 from ppl_gp.kept import FromDraws
@@ -32,6 +31,7 @@ from ppl_gp.mean_field.sweep import Progress, begin, caution_of, climb, is_open
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.results.fit import Fit
+from ppl_gp.runtime import Stage, interruptible
 from ppl_gp.settings import require_whole
 from ppl_gp.sparse.svgp import Checkpoint
 

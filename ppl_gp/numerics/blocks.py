@@ -10,6 +10,9 @@ program (`numerics.linalg`), and cost more than the arithmetic of matrices of te
 operations per entry of the batch, and R^2 to compile. Differentiable.
 """
 
+import math
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -215,3 +218,19 @@ def _eliminated(A: Array):
         rest = rest - column[..., :, None] * column[..., None, :]
         columns.append(column)
     return jnp.stack(columns, -1), rest
+
+
+def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
+    """All functions as rows, and the way back from (F, B) to {site: (*C, B)}."""
+    shapes = {k: x.shape for k, x in latent.items()}
+    rows = jnp.concatenate([jnp.reshape(x, (-1, x.shape[-1])) for x in latent.values()])
+
+    def rebuild(rows):
+        out, start = {}, 0
+        for name, shape in shapes.items():
+            size = math.prod(shape[:-1])
+            out[name] = jnp.reshape(rows[start : start + size], shape)
+            start += size
+        return out
+
+    return rows, rebuild

@@ -89,6 +89,8 @@ def _tail_sum(x):
     return 1.0 / fraction
 
 
+NODES = {1: 96, 2: 24, 3: 14}  # {functions of a datum: nodes a direction}
+POINTS = 8192  # of Sobol's for more functions, with their mirror images; they judge the others
 TOLERANCE = 1e-4  # nats: an estimated error of a datum above it is told
 SAFETY = 5.0  # factor on the distance to a finer rule, which has errors of its own at a jump
 _INVERSIONS = 150
@@ -168,6 +170,16 @@ def _in_pieces(centres: Centres, breaks, split, reach, num: int):
 @lru_cache(maxsize=32)
 def _legendre(num: int):
     return np.polynomial.legendre.leggauss(num)
+
+
+def nodes_of(functions: int, num: int | None) -> int:
+    """`num_nodes` of a method: nodes a direction up to three functions, points above."""
+    return NODES.get(functions, POINTS) if num is None else max(num, 1)
+
+
+def tolerance(functions: int) -> float:
+    """Nats: an estimated error of a datum above it is told. Points are no better than that."""
+    return TOLERANCE if functions in NODES else 1e-2
 
 
 def hermite(num: int, dims: int) -> tuple[np.ndarray, np.ndarray]:

@@ -23,9 +23,8 @@ from jaxtyping import Array, Bool, Float
 from ppl_gp.errors import IN_ORDER, LISTED, ModelError, NotPointwiseError
 from ppl_gp.gp import GP, mask_of, unwrap
 from ppl_gp.observations import BernoulliProbit
-from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.arguments import as_arrays, named_arrays
-from ppl_gp.reading.dependence import depends
+from ppl_gp.reading.dependence import Dependence, dependence, depends
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.reading import declare

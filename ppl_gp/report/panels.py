@@ -14,7 +14,7 @@ from ppl_gp.frames.opened import ArrayNames, opened
 from ppl_gp.reading.arguments import argument_names
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict.prediction import is_classification
-from ppl_gp.results.query.by_names import with_observations
+from ppl_gp.results.query.layout import with_observations
 from ppl_gp.results.record import Record
 
 _PANEL = (3.6, 3.2)  # inches

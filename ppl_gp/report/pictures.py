@@ -16,7 +16,7 @@ from ppl_gp.report import panels
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict import scores
 from ppl_gp.results.predict.prediction import is_classification, outcome_probabilities
-from ppl_gp.results.query.by_names import with_observations
+from ppl_gp.results.query.layout import with_observations
 from ppl_gp.results.tree_dimensions import dots, row_names
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.reading.arguments import Leaves, argument_names, argument_of
 from ppl_gp.report import panels
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.query.by_names import by_names
+from ppl_gp.results.query.layout import by_names
 from ppl_gp.results.record import Record
 
 if TYPE_CHECKING:

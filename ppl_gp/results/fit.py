@@ -21,9 +21,9 @@ from ppl_gp.reading.refusals import of_the_model
 from ppl_gp.results.datatree import draws_with_parts, to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.parts import components, effects, function_rows
-from ppl_gp.results.predict.predict import predict, sample
+from ppl_gp.results.predict.prediction import predict, sample
 from ppl_gp.results.predict.scores import infer_latents, log_density
-from ppl_gp.results.query.by_names import observed_argument
+from ppl_gp.results.query.layout import observed_argument
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.save import save
 from ppl_gp.results.symmetry import Symmetry, symmetries

@@ -24,8 +24,8 @@ from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.predictor import root_of
 from ppl_gp.reading.predictor.prior import Behind, covariance_of
-from ppl_gp.reading.predictor.sites import root_of
 from ppl_gp.reading.tracing import run, set_gps
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.expectation import averaged, split_effects

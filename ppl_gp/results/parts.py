@@ -25,7 +25,7 @@ from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.parts import Loadings, Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP, side_by_side, widest
-from ppl_gp.results.query.by_names import by_names
+from ppl_gp.results.query.layout import by_names
 from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.parts import PartsVariables

@@ -22,8 +22,7 @@ from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.roles import is_factor, is_missing_part, is_observed, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.compiled import joint_draws
-from ppl_gp.results.query.by_names import named_at
-from ppl_gp.results.query.layout import label_of, observed_names
+from ppl_gp.results.query.layout import label_of, named_at, observed_names
 from ppl_gp.results.query.query import query_at
 from ppl_gp.results.record import Record
 from ppl_gp.results.tree_dimensions import (

@@ -22,8 +22,9 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.numerics.blocks import flatten
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, product, robust_cholesky, solve_lower
-from ppl_gp.reading.affine import degree
+from ppl_gp.reading.dependence import degree
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import roles
@@ -35,7 +36,6 @@ from ppl_gp.sparse.expectation import (
     averaged,
     expectation_error,
     expected_log_lik,
-    flatten,
     quadratic,
     split_effects,
 )

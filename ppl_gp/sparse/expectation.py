@@ -14,7 +14,6 @@ p(e | f, y) alone. Of Gaussian noise the integral has a closed form; else it is 
 quadrature with nodes where N(e; 0, s^2) p(y | f + e) needs them.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -27,11 +26,11 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
-from ppl_gp.numerics.blocks import lower_root
+from ppl_gp.numerics.blocks import flatten, lower_root
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.quadrature import hermite, likelihood_nodes
 from ppl_gp.quick import pruned
-from ppl_gp.reading.affine import degree
+from ppl_gp.reading.dependence import degree
 from ppl_gp.reading.factors import JointLogLikelihood, is_concave
 from ppl_gp.reading.predictor.parts import Own, added
 from ppl_gp.reading.predictor.prior import PredictorGP
@@ -81,22 +80,6 @@ class Expectation:
         if self.num_draws is not None or directions > MAX_CUBATURE:
             return None
         return self.num_nodes or NODES[directions]
-
-
-def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
-    """All functions as rows, and the way back from (F, B) to {site: (*C, B)}."""
-    shapes = {k: x.shape for k, x in latent.items()}
-    rows = jnp.concatenate([jnp.reshape(x, (-1, x.shape[-1])) for x in latent.values()])
-
-    def rebuild(rows):
-        out, start = {}, 0
-        for name, shape in shapes.items():
-            size = math.prod(shape[:-1])
-            out[name] = jnp.reshape(rows[start : start + size], shape)
-            start += size
-        return out
-
-    return rows, rebuild
 
 
 def expected_log_lik(

@@ -15,8 +15,7 @@ import small_fits
 import ppl_gp as pg
 from ppl_gp import runtime as ctrl_c
 from ppl_gp.infer.hyper import map as map_run
-from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
-from ppl_gp.runtime import heard, was_interrupt
+from ppl_gp.runtime import Stage, heard, interruptible, unless_stopped, was_interrupt
 
 X, Y, _ = small_fits.classification()
 

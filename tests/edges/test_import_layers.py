@@ -54,7 +54,6 @@ LAYERS = [
     "results.load",
     "results.compare",
     "report",
-    "infer.loop",
     "infer.sources",
     "infer.stream_source",
     "infer.batches",

@@ -15,7 +15,7 @@ import pytest
 import small_fits
 
 import ppl_gp as pg
-from ppl_gp.infer import loop
+from ppl_gp import runtime as loop
 
 X, Y, _ = small_fits.classification()
 x = X[:, 0]

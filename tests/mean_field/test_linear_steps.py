@@ -13,7 +13,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 import ppl_gp as pg
-from ppl_gp.reading.affine import Dependence, dependence
+from ppl_gp.reading.dependence import Dependence, dependence
 
 G = 4
 A = jnp.asarray(np.random.default_rng(0).normal(size=(G, G))) + 3.0 * jnp.eye(G)

@@ -16,7 +16,7 @@ from ppl_gp.errors import ModelError, Result
 from ppl_gp.infer.checklist.check import check
 from ppl_gp.local.tilted import Cavity, is_affine, line, tilted
 from ppl_gp.observations import BernoulliProbit
-from ppl_gp.reading.affine import Dependence, dependence
+from ppl_gp.reading.dependence import Dependence, dependence
 
 NUM = 4
 GIVEN = jnp.arange(1.0, 5.0)

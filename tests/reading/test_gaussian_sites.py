@@ -14,7 +14,7 @@ from scipy.sparse import csr_matrix
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
-from ppl_gp.reading.predictor.sites import root_of
+from ppl_gp.reading.predictor.predictor import root_of
 
 TIMES, AREAS, N, TAU = 5, 4, 11, 0.6
 rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from scipy.stats import multivariate_normal
 import ppl_gp as pg
 import ppl_gp.infer.local as local
 from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.predictor.sites import mean_of, root_of
+from ppl_gp.reading.predictor.predictor import mean_of, root_of
 
 N, GROUPS = 9, 4
 X, GROUP = np.linspace(0.0, 4.0, N), np.arange(N) % GROUPS

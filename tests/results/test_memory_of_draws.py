@@ -6,7 +6,7 @@ import pytest
 from test_saved_files import encoded
 
 from ppl_gp.results.integrals import compiled
-from ppl_gp.results.predict.predict import query_at
+from ppl_gp.results.predict.prediction import query_at
 
 NUM, EACH = 150, 40
 X_NEW = np.random.default_rng(0).normal(size=(NUM, 2))

@@ -18,7 +18,7 @@ from ppl_gp.deep.bound import terms
 from ppl_gp.deep.structure import Structure
 from ppl_gp.local.method import log_evidence
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.reading.affine import degree
+from ppl_gp.reading.dependence import degree
 from ppl_gp.reading.factors import read
 from ppl_gp.sparse.bound import Batch, Variational, collapsed
 from ppl_gp.sparse.expectation import Expectation

@@ -29,12 +29,11 @@ from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, w
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
-from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.local.natural import as_general, as_kept
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
-from ppl_gp.runtime import verb
+from ppl_gp.runtime import Stage, interruptible, verb
 from ppl_gp.settings import MAP, Grid
 
 # From here on a posterior counts as no Gaussian, besides a stretch that had to be cut: the share of

@@ -30,7 +30,6 @@ from ppl_gp.infer.hyper.restarts import (
     start,
 )
 from ppl_gp.infer.hyper.space import fixed_values, space, support
-from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.maximised import perhaps_unbounded, require_bounded
 from ppl_gp.quick import entry, quick_jit
 from ppl_gp.reading.dependence import sources
@@ -39,7 +38,7 @@ from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
-from ppl_gp.runtime import verb
+from ppl_gp.runtime import Stage, interruptible, unless_stopped, verb
 from ppl_gp.settings import MAP
 
 _AGAIN = 8  # starts where none of those that were asked for has a value

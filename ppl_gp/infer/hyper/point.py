@@ -16,7 +16,6 @@ from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import GP
 from ppl_gp.infer.hyper.space import Space, fixed_values
 from ppl_gp.kept import from_sites
-from ppl_gp.local import several
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import (
     LocalMethod,
@@ -30,6 +29,7 @@ from ppl_gp.local.natural import Positive, as_kept
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import Independent, LowRank
+from ppl_gp.numerics.quadrature import nodes_of, tolerance
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.reading.factors import Factors, read
 from ppl_gp.reading.predictor.parts import Table
@@ -196,8 +196,8 @@ def _quadrature_error(solution, code, method) -> dict:
     if solution.quadrature_error is None or int(code) != Result.converged.code:
         return {}
     error, R = float(solution.quadrature_error), solution.sites.functions
-    if not error <= several.tolerance(R):
-        num, name = several.nodes_of(R, method.num_nodes), type(method).__name__
+    if not error <= tolerance(R):
+        num, name = nodes_of(R, method.num_nodes), type(method).__name__
         seen = f" over the {R} functions that it sees" if R > 1 else ""
         warn(
             f"{name}(num_nodes={num}): the integral of some datum's likelihood{seen} is off by "

@@ -12,10 +12,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import Result
-from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.svgp.problem import Problem, hyper_at
 from ppl_gp.infer.svgp.step import Reached, begin
 from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.runtime import Stage, interruptible
 from ppl_gp.sparse.bound import Batch, Variational, collapsed
 
 CHUNK = 5

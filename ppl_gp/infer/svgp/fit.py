@@ -17,7 +17,6 @@ from ppl_gp.infer.batches import as_batch, repeated
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.map import warn_if_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
-from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
@@ -31,7 +30,7 @@ from ppl_gp.kept import FromInducing
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.results.fit import Fit
-from ppl_gp.runtime import verb
+from ppl_gp.runtime import unless_stopped, verb
 from ppl_gp.settings import MAP, Sample
 from ppl_gp.sparse.bound import Batch, priors_at, require_gaussian
 from ppl_gp.sparse.svgp import SVGP, CollapsedSVGP, SparseMethod

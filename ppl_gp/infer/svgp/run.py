@@ -15,7 +15,6 @@ import numpy as np
 
 from ppl_gp.errors import Result, StoreError, warn
 from ppl_gp.infer.batches import Source, as_batch, repeated, stack, usable
-from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.sources import Rows
 from ppl_gp.infer.svgp.prepare import with_other_points
 from ppl_gp.infer.svgp.problem import Problem
@@ -24,6 +23,7 @@ from ppl_gp.infer.svgp.step import Reached, State, advance, folded
 from ppl_gp.reading.fingerprint import digest, fingerprint
 from ppl_gp.results.store.archive import read_archive, write_archive
 from ppl_gp.results.store.save import qualified_name
+from ppl_gp.runtime import Stage, interruptible
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.svgp import Checkpoint, Layers, Training
 

@@ -21,9 +21,8 @@ from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.interactions import dependence
 from ppl_gp.reading.predictor.collapsed import Collapsed, Observed, Plan
 from ppl_gp.reading.predictor.cut import evaluated
-from ppl_gp.reading.predictor.predictor import Cut, Innovated, Rest, is_gaussian, shapes
+from ppl_gp.reading.predictor.predictor import Cut, Innovated, Rest, is_gaussian, shapes, spread_of
 from ppl_gp.reading.predictor.prior import PredictorGP
-from ppl_gp.reading.predictor.sites import spread_of
 from ppl_gp.reading.predictor.skeleton import Skeleton, skeleton
 from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import is_gp, is_missing_part, is_observed, is_whole, roles

@@ -2,10 +2,10 @@
 which alone it sees z.
 
 A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + u[group], say: a cut
-of the graph of its operations. Among the arrays that are affine in z (`reading.affine`, a proof)
-and hold one entry per datum, the smallest cut is found by maximal flow, each array counting as many
-as it has functions a datum; of equal ones the nearest to the outputs, offsets included. The sign of
-one function, or a known factor of a sum, counts as the link's.
+of the graph of its operations. Among the arrays that are affine in z (`reading.dependence`, a
+proof) and hold one entry per datum, the smallest cut is found by maximal flow, each array counting
+as many as it has functions a datum; of equal ones the nearest to the outputs, offsets included. The
+sign of one function, or a known factor of a sum, counts as the link's.
 
 Cost: one trace, and O(V^2 E) at worst for a graph of V arrays and E operations.
 """
@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from ppl_gp.reading.affine import Affine, Dependence
+from ppl_gp.reading.dependence import Affine, Dependence
 from ppl_gp.reading.walk import Walk, needed
 
 _SUMS = {"add", "add_any", "sub"}

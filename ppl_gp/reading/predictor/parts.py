@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.blocks import diagonal_of
-from ppl_gp.reading.predictor.sites import root_of
+from ppl_gp.reading.predictor.predictor import root_of
 from ppl_gp.reading.walk import MOVES, Known, Rules, Walk, later
 
 _MOVES = MOVES | {"rev", "gather", "dynamic_slice"}

@@ -34,8 +34,7 @@ from ppl_gp.reading.predictor.parts import (
     factor_of,
     loadings,
 )
-from ppl_gp.reading.predictor.predictor import Rest, Traced, innovate
-from ppl_gp.reading.predictor.sites import mean_of
+from ppl_gp.reading.predictor.predictor import Rest, Traced, innovate, mean_of
 from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import run
 

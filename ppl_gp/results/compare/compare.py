@@ -28,7 +28,7 @@ from ppl_gp.results.datatree import (
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.parts import effects
 from ppl_gp.results.predict import scores
-from ppl_gp.results.query.by_names import with_observations
+from ppl_gp.results.query.layout import with_observations
 from ppl_gp.results.record import Record
 
 BATCHES = 20  # of draws

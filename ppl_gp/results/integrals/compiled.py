@@ -17,8 +17,8 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, unwrap
 from ppl_gp.local.tilted import line
 from ppl_gp.quick import full_jit, quick_jit
-from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.arguments import is_array
+from ppl_gp.reading.dependence import Dependence, dependence
 from ppl_gp.results.integrals import cubature, several
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs

@@ -21,15 +21,15 @@ from jaxtyping import Array, Float
 from ppl_gp.draws import JointMoments, Moments
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import bare, unwrap
+from ppl_gp.numerics.blocks import flatten
 from ppl_gp.quick import pruned
-from ppl_gp.reading import affine
-from ppl_gp.reading.affine import Dependence
+from ppl_gp.reading import dependence as affine
+from ppl_gp.reading.dependence import Dependence
 from ppl_gp.reading.interactions import dependence
 from ppl_gp.reading.roles import log_prob_per_datum
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import Integration, Query
-from ppl_gp.sparse.expectation import flatten
 
 
 def by_datum(x, site: ObservedSite):

@@ -1,7 +1,13 @@
-"""What `predict` answers: means, intervals and probabilities, and a table of them."""
+"""`predict` and `sample`: the one way to ask any fit about new inputs; and what `predict` answers:
+means, intervals and probabilities, and a table of them.
+
+What is averaged over draws at X_new has a fixed internal key and a standard error. Fits with draws
+are mixtures over them; memory does not grow with their number.
+"""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
@@ -11,15 +17,26 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.gp import unwrap
 from ppl_gp.observations import OrdinalProbit
-from ppl_gp.reading.arguments import argument_names
-from ppl_gp.results.query.by_names import named_at, observed_argument
-from ppl_gp.results.query.layout import ObservedSite
-from ppl_gp.results.query.query import Query, query_at
+from ppl_gp.reading.arguments import Leaves, argument_names
+from ppl_gp.reading.reading import Declared
+from ppl_gp.results.integrals.compiled import check_link_approximation, joint_draws, predictive
+from ppl_gp.results.integrals.factorised import integrated_moments, warn_if_infinite
+from ppl_gp.results.integrals.quantiles import quantiles_at
+from ppl_gp.results.parts import function_rows
+from ppl_gp.results.query.layout import (
+    ObservedSite,
+    by_names,
+    named_at,
+    observed_argument,
+    require_no_such_argument,
+)
+from ppl_gp.results.query.query import Integration, Query, query_at
 from ppl_gp.results.record import Record
+from ppl_gp.settings import as_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -293,3 +310,284 @@ def outcome_probabilities(prediction: Prediction) -> Float[ndarray, "... K"]:
     probs = np.asarray(prediction.probs)
     binary = probs.ndim == 1 or probs.shape == np.shape(prediction.mean)
     return np.stack([1.0 - probs, probs], -1) if binary else probs
+
+
+class PredictiveDraws(NamedTuple):
+    """Joint draws at X_new, from `fit.sample`.
+
+    Attributes
+    ----------
+    f : array or dict
+        (num_samples, M), or (num_samples, R, M) for a predictor of R functions in the order of
+        `fit.functions`, or {GP site: draws}.
+    y : array or dict
+        New observations, one set per draw of f; {site: draws} for several observed sites.
+    """
+
+    f: Any
+    y: Any
+
+
+def predict(
+    fit: Record,
+    X_new,
+    *args,
+    link_approximation: str | None = None,
+    quantiles: Sequence[float] | None = None,
+    **kwargs,
+) -> Prediction:
+    """Predict the function and new observations at new inputs.
+
+    Parameters
+    ----------
+    X_new : array or frame
+        New inputs, (M, D) or (M,), as in training. Columns of a frame are selected by name.
+    *args, **kwargs
+        The model's other arguments at the new inputs. Give arrays with one value per row again,
+        such as an offset. Other arguments are remembered. Leave out observations and masks.
+    link_approximation : str, default None
+        None integrates the model's likelihood by quadrature, to about 1e-9 for latent standard
+        deviations up to 30. `"mackay"` is cheaper and off by up to 0.02, for
+        `Bernoulli(logits=...)` with logits affine in f.
+    quantiles : sequence of float, default None
+        Levels in (0, 1), such as (0.05, 0.95). They cost 10 to 25 times the rest.
+
+    Returns
+    -------
+    Prediction
+        Means, variances, probabilities and quantiles. Each observed site is predicted by itself.
+
+    Raises
+    ------
+    DataError
+        If X_new has NaN, no rows, or other columns than in training, or if arrays are missing.
+    ModelError
+        If there is nothing to predict, as for a mixture that observes its inputs, or if the link
+        approximation does not fit the model.
+
+    Notes
+    -----
+    - For sampled fits, f is matched by its moments, and y and its probabilities are the mixture
+      over draws.
+    - Quantiles invert the integrated `p(y <= t)`, to about 1e-8 of the spread of y, and to 1e-3 in
+      the tails for several functions.
+    - If y depends on latents, layers or more than three functions, it is averaged over at least
+      1000 draws, with errors `mean_error` and `quantiles_error`. Means that are proved affine in
+      the functions, with a constant variance, stay exact. Quantiles need draws too if y has no
+      distribution function.
+    - A site that the model observes from an argument given here is not conditioned on. For a
+      generative classifier p(x, y), use two calls of `log_density`: the ratio of their densities is
+      `p(y* | x*)`.
+
+    More than 10 007 rows are predicted in chunks, so memory does not grow with them. Cost for K
+    outcomes: O(M N^2 + 384 K M) at one setting of the hyperparameters. S draws cost O(S (N^3 + M
+    N^2 + 192 K M)). Source of `"mackay"`: MacKay (1992); Bishop (2006), equations 4.153-4.154.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.predict(np.array([0.25, 0.75])).mean.round(1).tolist()
+    [1.0, -1.0]
+    """
+    if "y" in kwargs:
+        raise DataError(
+            "predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations."
+        )
+    require_no_such_argument(fit, "predict", ("quantiles",))
+    levels = () if quantiles is None else _levels(quantiles)
+    question = Question(fit, X_new, args, kwargs, partial(_again, link_approximation))
+    X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
+    if many_separate_rows(fit, X_new, args, kwargs):
+        options = {"link_approximation": link_approximation, "quantiles": levels or None}
+        ask = lambda X, a, k: predict(fit, X, *a, **options, **k)  # noqa: E731
+        return asked(question, by_rows(ask, fit.model, X_new, args, kwargs))
+    query = query_at(fit, X_new, args, kwargs)
+    check_link_approximation(query, link_approximation)
+    exact = integrated_moments(query, fit.blocks) if fit.blocks else None
+    if exact is not None:
+        query.require_valid()
+    elif fit.blocks:
+        warn_if_infinite(query, fit.blocks)
+    f, y = exact or predictive(query, link_approximation, judged=bool(fit.blocks))
+    _require_any(fit, f, y, "predict")
+    f_quantiles, y = quantiles_at(query, levels, y) if levels else ({}, y)
+    finite = [s for s in query.layout.sites if y[s.label].log_probs is not None]
+    probs = {s.label: _numpyro_convention(y[s.label].log_probs, s.boolean) for s in finite}
+
+    def of_y(name, source=y):
+        return _one_or_all({k: getattr(v, name, None) for k, v in source.items()})
+
+    def where_any(name):
+        return of_y(name) if any(getattr(v, name) is not None for v in y.values()) else None
+
+    moments = {k: v.moments for k, v in y.items()}
+    answer = Prediction(
+        of_y("mean", f),
+        of_y("variance", f),
+        of_y("mean", moments),
+        of_y("variance", moments),
+        _one_or_all({k: probs.get(k) for k in y}),
+        where_any("mean_error"),
+        _one_or_all(f_quantiles),
+        of_y("quantiles") if levels else None,
+        where_any("quantiles_error"),
+        len(y) == 1 and observes_counts(query, query.layout.sites[0]),
+        function_rows(fit),
+    )
+    return asked(question, answer)
+
+
+def _again(link_approximation, question: Question, levels: tuple[float, float]) -> Prediction:
+    how = {"quantiles": levels, "link_approximation": link_approximation}
+    return predict(question.fit, question.X_new, *question.args, **how, **question.kwargs)
+
+
+def _levels(quantiles) -> tuple[float, ...]:
+    try:
+        levels = tuple(float(q) for q in np.ravel(np.asarray(quantiles, float)))
+    except (TypeError, ValueError):
+        levels = (float("nan"),)  # of what is no number
+    if not levels or not all(0.0 < q < 1.0 for q in levels):
+        raise DataError(
+            f"predict(quantiles={quantiles}): give levels between 0 and 1, as (0.05, 0.95), or "
+            "leave it out."
+        )
+    return levels
+
+
+def many_separate_rows(fit, X_new, args, kwargs) -> bool:
+    """Whether more than `ROWS` rows are asked for that do not depend on each other."""
+    if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
+        return False
+    query = query_at(fit, *rows_from(0, fit.model, X_new, args, kwargs))
+    return query.integration is not Integration.joint_draws
+
+
+@partial(jax.jit, static_argnames="boolean")
+def _numpyro_convention(log_probs, boolean: bool):
+    probs = jnp.exp(log_probs)
+    return probs[1] if boolean else jnp.moveaxis(probs, 0, -1)
+
+
+def _one_or_all(by_site: dict):
+    """The value of a single site, {site: value} for several, `None` for none."""
+    return next(iter(by_site.values())) if len(by_site) == 1 else by_site or None
+
+
+def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> PredictiveDraws:
+    """Draw the function jointly over all rows of X_new, and new observations given it.
+
+    Use it for questions about several rows together, such as the place of a maximum.
+
+    Parameters
+    ----------
+    rng_key : int or jax.Array
+        A seed or a key.
+    X_new : array or frame
+        New inputs, as for `predict`.
+    num_samples : int
+        The number of draws. For sampled fits they are spread evenly over the posterior draws.
+    *args, **kwargs
+        The model's other arguments at the new inputs, as for `predict`.
+
+    Returns
+    -------
+    PredictiveDraws
+        `f` and `y`, (num_samples, M) each. `f` is (num_samples, R, M) for R functions per row. With
+        several sites they are dictionaries.
+
+    Raises
+    ------
+    DataError
+        As `predict`, and for `num_samples` below 1.
+
+    Notes
+    -----
+    O(M^3 + M N^2) per posterior draw that is used, and O(N^3) too if the hyperparameters are
+    sampled.
+
+    Examples
+    --------
+    >>> def model(X, y=None):
+    ...     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.3), X))
+    ...     with numpyro.plate("data", X.shape[0]):
+    ...         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+    >>> x = np.linspace(0.0, 1.0, 10)
+    >>> fit = pg.fit(model, pg.Laplace(), 0, x, y=np.sin(6.0 * x))
+    >>> fit.sample(1, np.array([0.25, 0.75]), 100).f.shape
+    (100, 2)
+    """
+    if not isinstance(num_samples, int | np.integer) or num_samples < 1:
+        told = num_samples if np.ndim(num_samples) == 0 else f"array {np.shape(num_samples)}"
+        raise DataError(
+            f"sample(num_samples={told}): give a whole number of at least 1 after the inputs, and "
+            "the model's other arguments after it: sample(rng_key, X_new, num_samples, ...)."
+        )
+    key = as_key(rng_key, "fit.sample(0, X_new, 100)")
+    X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
+    f, y, _ = joint_draws(query_at(fit, X_new, args, kwargs), key, int(num_samples))
+    _require_any(fit, f, y, "sample")
+    return PredictiveDraws(_one_or_all(f), _one_or_all(y))
+
+
+def _require_any(fit: Record, f, y, verb: str) -> None:
+    if f or y:
+        return
+    reading = fit.model.reading
+    if whole := [k for k in reading.observed if reading.axis(k) is None]:
+        raise ModelError(
+            f"{verb}: site(s) {whole} have no entry per row of the inputs, as one event of all "
+            "rows has none, so that a row has no prediction of its own. The posterior is in "
+            "fit.sites."
+        )
+    raise ModelError(
+        f"{verb}: the model has no function, and observes the inputs themselves, so that there "
+        "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
+        "posterior."
+    )
+
+
+# A prime: no other axis of a result is likely to have this size.
+ROWS = 10_007
+
+
+def by_rows(
+    function: Callable, model: Declared, X, args: tuple, kwargs: dict, observed: tuple = ()
+):
+    """function(X, observed + args, kwargs) on chunks of `ROWS` rows, put together.
+
+    `observed`: y_new by position, one entry per row. The last chunk is filled with rows before it,
+    which are dropped. For functions whose rows do not depend on each other.
+    """
+    num = jnp.shape(X)[0]
+    starts = [*range(0, num - ROWS, ROWS), num - ROWS]
+    parts = []
+    for start in starts:
+        first, others, named = rows_from(start, model, X, args, kwargs)
+        own = (y[start : start + ROWS] for y in observed)
+        parts.append(function(first, (*own, *others), named))
+
+    def joined(*chunks):
+        axis = chunks[0].shape.index(ROWS)
+        *whole, last = (np.asarray(x) for x in chunks)
+        own = np.arange(ROWS * len(starts) - num, ROWS)
+        return jnp.asarray(np.concatenate([*whole, np.take(last, own, axis)], axis))
+
+    return jax.tree.map(joined, *parts)
+
+
+def rows_from(start: int, model: Declared, X, args: tuple, kwargs: dict) -> tuple:
+    """(X, args, kwargs) at `ROWS` rows from `start` on."""
+    leaves, axes = Leaves(model, (X, *args), kwargs), model.reading.row_axes
+    rows = {
+        p: x[(slice(None),) * axes[p] + (slice(start, start + ROWS),)]
+        for p, x in leaves.arrays.items()
+        if p in axes and x.shape
+    }
+    (first, *others), named = leaves.replaced(rows)
+    return first, tuple(others), named

@@ -28,9 +28,18 @@ from ppl_gp.results.integrals.factorised import integrated_log_density
 from ppl_gp.results.integrals.latents import Proposals, combinations, summed_log_density
 from ppl_gp.results.integrals.quantiles import cdf_at
 from ppl_gp.results.integrals.several import coupled_groups, log_density_per_datum
-from ppl_gp.results.predict.predict import by_rows, many_separate_rows, predict
-from ppl_gp.results.predict.prediction import Prediction, is_classification, outcome_probabilities
-from ppl_gp.results.query.by_names import observing, require_no_such_argument, with_observations
+from ppl_gp.results.predict.prediction import (
+    Prediction,
+    by_rows,
+    is_classification,
+    many_separate_rows,
+    outcome_probabilities,
+    predict,
+)
+from ppl_gp.results.query.layout import (
+    require_no_such_argument,
+    with_observations,
+)
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs, query_at
 from ppl_gp.results.record import Record
 from ppl_gp.settings import as_key

@@ -13,7 +13,7 @@ from jax import random  # isort: skip
 
 import ppl_gp as pg  # isort: skip
 from ppl_gp.infer.svgp.final_bound import total_bound  # isort: skip
-from ppl_gp.infer.loop import one_blas_thread  # isort: skip
+from ppl_gp.runtime import one_blas_thread  # isort: skip
 from ppl_gp.infer.svgp.prepare import prepare  # isort: skip
 from ppl_gp.infer.svgp.look import look_at  # isort: skip
 from ppl_gp.infer.svgp.step import advance, begin  # isort: skip

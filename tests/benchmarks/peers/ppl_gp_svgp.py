@@ -19,12 +19,12 @@ from jax import random  # noqa: E402
 
 import ppl_gp as pg  # noqa: E402
 from ppl_gp.infer.batches import repeated  # noqa: E402
-from ppl_gp.infer.loop import one_blas_thread  # noqa: E402
 from ppl_gp.infer.svgp.final_bound import total_bound  # noqa: E402
 from ppl_gp.infer.svgp.look import look_at  # noqa: E402
 from ppl_gp.infer.svgp.prepare import prepare  # noqa: E402
 from ppl_gp.infer.svgp.problem import hyper_at  # noqa: E402
 from ppl_gp.infer.svgp.step import advance, begin  # noqa: E402
+from ppl_gp.runtime import one_blas_thread  # noqa: E402
 from ppl_gp.sparse.bound import Batch, Variational, priors_at  # noqa: E402
 from ppl_gp.sparse.families import FullGaussian  # noqa: E402
 from ppl_gp.sparse.process import sparse_process  # noqa: E402
