@@ -20,9 +20,8 @@ from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
-from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
-from ppl_gp.local.natural import Marginals, PseudoLikelihood
+from ppl_gp.local.natural import Marginals, PseudoLikelihood, prediction_root
 from ppl_gp.local.softmax import PredictionRoot, SoftmaxRoot
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse

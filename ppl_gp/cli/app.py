@@ -14,8 +14,7 @@ from threadpoolctl import threadpool_limits
 from ppl_gp import __version__
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import METHODS as DEMO_METHODS
-from ppl_gp.cli.demo import run_demo
-from ppl_gp.cli.pictures import require_drawable, write_picture, write_pictures
+from ppl_gp.cli.demo import require_drawable, run_demo, write_picture, write_pictures
 from ppl_gp.cli.problem import load_model, read_problem
 from ppl_gp.cli.run import (
     INTERRUPTED,

@@ -22,7 +22,7 @@ from numpyro.distributions.kl import kl_divergence
 from numpyro.infer.elbo import ELBO as NumPyroELBO
 from numpyro.primitives import Messenger
 
-from ppl_gp.deep import importance
+from ppl_gp.deep import bound as importance
 from ppl_gp.deep.bound import COPIES, draw_copy
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import DataError, ModelError

@@ -27,7 +27,7 @@ from ppl_gp.infer.elbo import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.autoguides import is_auto, require_guide, traced
 from ppl_gp.infer.hyper.space import Space
-from ppl_gp.infer.joint_mode import of_draws, weighted
+from ppl_gp.infer.local import of_draws, weighted
 from ppl_gp.infer.mcmc.nuts import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.numerics.linalg import cholesky, solve_lower

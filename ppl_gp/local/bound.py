@@ -22,9 +22,8 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import mask_of, unwrap
-from ppl_gp.local.condition import condition, prior_marginals
 from ppl_gp.local.method import Evaluation, LocalMethod, Solution, fixed_point, one_function_only
-from ppl_gp.local.natural import Positive, at_mean
+from ppl_gp.local.natural import Positive, at_mean, condition, prior_marginals
 from ppl_gp.local.tilted import is_affine, line
 from ppl_gp.reading.roles import is_observed, sum_per_datum
 

@@ -26,17 +26,19 @@ from jax import lax
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.local import several
-from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import Evaluation, LocalMethod, Solution, fixed_point, one_function_only
 from ppl_gp.local.natural import (
     Marginals,
     Positive,
     admissible,
+    condition,
     lifted,
     mismatch,
     of_varying,
+    prediction_root,
     site_weights,
+    start_from,
 )
 from ppl_gp.local.tilted import Cavity, cavity, is_usable, matched_sites, tilted, tilted_terms
 from ppl_gp.numerics.low_rank import dense

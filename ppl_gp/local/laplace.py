@@ -22,10 +22,18 @@ from jax import lax, vjp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import DataError, Result
-from ppl_gp.local.condition import condition_for_gradients, condition_mean, start_from
 from ppl_gp.local.factor import moved, pulled_back
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.natural import Marginals, MinusRankOne, Positive, PseudoLikelihood, admissible
+from ppl_gp.local.natural import (
+    Marginals,
+    MinusRankOne,
+    Positive,
+    PseudoLikelihood,
+    admissible,
+    condition_for_gradients,
+    condition_mean,
+    start_from,
+)
 from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, pulled_to, times
 from ppl_gp.numerics.low_rank import Independent
 from ppl_gp.numerics.modes import derivatives

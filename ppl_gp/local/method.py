@@ -23,14 +23,15 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import LISTED, ModelError, Result
-from ppl_gp.local.condition import condition, log_partition_and_mean
 from ppl_gp.local.natural import (
     Marginals,
     MinusRankOne,
     Positive,
     PseudoLikelihood,
     assembled,
+    condition,
     flat,
+    log_partition_and_mean,
 )
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import cholesky, solve_factored

@@ -21,7 +21,6 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.local import several
-from ppl_gp.local.condition import condition
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import Evaluation, LocalMethod, Solution, fixed_point
 from ppl_gp.local.natural import (
@@ -29,6 +28,7 @@ from ppl_gp.local.natural import (
     PseudoLikelihood,
     admissible,
     assembled,
+    condition,
     drop_rounding,
     lifted,
     mismatch,

@@ -17,7 +17,7 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict import scores
 from ppl_gp.results.predict.prediction import is_classification, outcome_probabilities
 from ppl_gp.results.query.layout import with_observations
-from ppl_gp.results.tree_dimensions import dots, row_names
+from ppl_gp.results.tree_groups import dots, row_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,7 +30,7 @@ from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, first_trace, has_layers, prior_at
 from ppl_gp.results.store.archive import package_versions
 from ppl_gp.results.symmetry import symmetries
-from ppl_gp.results.tree_dimensions import (
+from ppl_gp.results.tree_groups import (
     Part,
     data_plate,
     deterministic_dimensions,

@@ -11,8 +11,7 @@ from ppl_gp.draws import Draws, JointMoments, Moments
 from ppl_gp.errors import Result
 from ppl_gp.gp import GP
 from ppl_gp.kept import BehindSites, FromFunctions, FromInducing, FromPseudo
-from ppl_gp.local.condition import condition, prediction_root
-from ppl_gp.local.natural import MinusRankOne
+from ppl_gp.local.natural import MinusRankOne, condition, prediction_root
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import as_blocks
 from ppl_gp.quick import full_jit, zeros_of

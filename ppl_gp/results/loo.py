@@ -45,7 +45,7 @@ from ppl_gp.results.left_out import (
 )
 from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record, has_layers, prior_at
-from ppl_gp.results.tree_dimensions import (
+from ppl_gp.results.tree_groups import (
     data_plate,
     dots,
     dotted,

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from ppl_gp.errors import DataError, ModelError, Result, StoreError, warn
 from ppl_gp.infer.fit import fit
@@ -33,14 +33,20 @@ _BETWEEN = "__"
 class GPEstimator(BaseEstimator, abc.ABC):
     """A model and a method behind scikit-learn's verbs. Parameters are stored untouched."""
 
-    def __init__(self, model=None, method=None, arguments=None, random_state=None):
+    _of_default: dict[str, Any] = {"kernel": "RBF", "ard": False}  # options of the default model
+
+    def __init__(
+        self, model=None, method=None, arguments=None, random_state=None, kernel="RBF", ard=False
+    ):
         self.model = model
         self.method = method
         self.arguments = arguments
         self.random_state = random_state
+        self.kernel = kernel
+        self.ard = ard
 
     @abc.abstractmethod
-    def _default_model(self, X, y) -> tuple[Callable, dict[str, Any]]:
+    def _default_model(self, X, y, weights) -> tuple[Callable, dict[str, Any]]:
         """The model where none is given, and its arguments."""
 
     @abc.abstractmethod
@@ -64,10 +70,12 @@ class GPEstimator(BaseEstimator, abc.ABC):
             self.method = _with_one(self.method, _METHOD, path, inner[name])
         return self
 
-    def _infer(self, X, y):
+    def _infer(self, X, y, weights=None):
         """Fit the model to checked arrays, and keep what it gives."""
         name = type(self).__name__
-        model, arguments = self._default_model(X, y) if self.model is None else (self.model, {})
+        model, arguments = self.model, {}
+        if model is None:
+            model, arguments = self._default_model(X, y, weights)
         require_arguments(name, model, self.arguments)
         method = self.method if self.method is not None else self._method_for(len(X))
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
@@ -83,6 +91,25 @@ class GPEstimator(BaseEstimator, abc.ABC):
         self.hyper_ = jax.tree.map(np.asarray, found.hyper)
         return self
 
+    def _weighted(self, sample_weight, X, y):
+        """(X, y, weights): rows of weight 0 left out; None for weights that are all 1. Raises
+        `DataError` for what is for the default model, beside a model.
+        """
+        given = [k for k, v in self._of_default.items() if getattr(self, k) != v]
+        given += ["sample_weight"] if sample_weight is not None else []
+        if self.model is not None and given:
+            raise DataError(
+                f"{type(self).__name__}(model=...): {given} are for the default model. Declare the "
+                "kernel and the likelihood in yours, and weights, a column of X, by "
+                "numpyro.handlers.scale(scale=weights) about the observed site."
+            )
+        if sample_weight is None:
+            return X, y, None
+        weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        kept = weights > 0
+        weights = weights[kept]
+        return X[kept], y[kept], None if np.all(weights == 1) else weights
+
     def _method_for(self, num_rows: int):
         return self._default_method() if num_rows <= DENSE_ROWS else SVGP()
 
@@ -94,7 +121,11 @@ class GPEstimator(BaseEstimator, abc.ABC):
     def _predicted(self, X, **options):
         """The `Prediction` at X."""
         X = self._inputs(X)  # first: without a fit it says so
-        return self.fit_result_.predict(X, **options)
+        return self.fit_result_.predict(X, **options, **self._arguments(X))
+
+    def _arguments(self, X) -> dict[str, Any]:
+        """What the default model is given at new rows: new observations have weight 1."""
+        return {"weights": np.ones(len(X))} if "weights" in self.fit_result_.kwargs else {}
 
     def _of_one_site(self, value, what: str):
         """What a prediction has of its one observed site, as NumPy has it."""

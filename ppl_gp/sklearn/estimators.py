@@ -6,6 +6,7 @@ The models are not wrapped by a checker of types: what a wrapper holds would be 
 """
 
 import math
+from contextlib import nullcontext
 from typing import Any, no_type_check
 
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ class GPRegressor(RegressorMixin, GPEstimator):
     model : callable, default None
         A function `model(X, y=None, ...)` with one observed site of numbers, (N,), of any
         likelihood: Gaussian, Student-t, Poisson. None is y ~ N(f(x), s^2) with f ~ GP(mean of y, v
-        exp(-|x - x'|^2 / (2 l^2))). The priors are `priors.lengthscale(X)` for l,
+        k(x, x')). The priors are `priors.lengthscale(X)` for the length scale of k,
         `priors.variance(y)` for v, and LogNormal(log sd(y) - 1, 1) for s.
     method : object, default None
         Any method of `pg.fit`. None is `Laplace()`, exact for Gaussian noise, up to 1000 rows, else
@@ -47,6 +48,16 @@ class GPRegressor(RegressorMixin, GPEstimator):
         value per row into columns of X, and let the model take them out.
     random_state : int or RandomState, default None
         For the key of the fit. None draws a new one each time.
+    kernel : str or callable, default "RBF"
+        Of the default model: "RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", or a
+        function `kernel(variance, lengthscale)`.
+    ard : bool, default False
+        True gives the default model one length scale per column.
+    likelihood : str, default "gaussian"
+        Of the default model: "gaussian"; "student_t", with 4 degrees of freedom, for outliers;
+        "poisson" for counts with mean exp(f(x)); "negative_binomial" for counts with a larger
+        variance, mean + mean^2 / concentration. For counts, the mean of f is log(mean of y), and
+        v and the concentration are LogNormal(0, 1).
 
     Attributes
     ----------
@@ -74,7 +85,22 @@ class GPRegressor(RegressorMixin, GPEstimator):
     [1.0, -1.0]
     """
 
-    def fit(self, X, y):
+    _of_default = {**GPEstimator._of_default, "likelihood": "gaussian"}
+
+    def __init__(
+        self,
+        model=None,
+        method=None,
+        arguments=None,
+        random_state=None,
+        kernel="RBF",
+        ard=False,
+        likelihood="gaussian",
+    ):
+        super().__init__(model, method, arguments, random_state, kernel, ard)
+        self.likelihood = likelihood
+
+    def fit(self, X, y, sample_weight=None):
         """Fit to inputs and numbers.
 
         Parameters
@@ -83,6 +109,10 @@ class GPRegressor(RegressorMixin, GPEstimator):
             Inputs, (N, D).
         y : array
             Observations, (N,).
+        sample_weight : array, default None
+            Weights of the rows in the default model, (N,), not negative. The variance of the noise
+            is divided by them ("student_t": the squared scale). A count of weight 2 is two equal
+            rows. A row of weight 0 is left out.
 
         Returns
         -------
@@ -101,7 +131,11 @@ class GPRegressor(RegressorMixin, GPEstimator):
         fewest = 2 if self.model is None else 1  # one row has no distances and no variance
         checks = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
         X, y = map(np.asarray, validate_data(self, X, y, **checks))
-        return self._infer(X, y.astype(X.dtype) if self.model is None else y)
+        X, y, weights = self._weighted(sample_weight, X, y)
+        if self.model is None:
+            counts = self.likelihood in _COUNTS and np.all(y == np.floor(y))
+            y = y.astype(int if counts else X.dtype)
+        return self._infer(X, y, weights)
 
     def predict(self, X, return_std=False, return_cov=False, quantiles=None):
         """Predict new observations, noise included.
@@ -168,22 +202,29 @@ class GPRegressor(RegressorMixin, GPEstimator):
         """
         X = self._inputs(X)
         seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
-        return self._of_one_site(self.fit_result_.sample(seed, X, n_samples).y, "draws").T
+        drawn = self.fit_result_.sample(seed, X, n_samples, **self._arguments(X))
+        return self._of_one_site(drawn.y, "draws").T
 
     def _covariance(self, X, variance):
         """Of y = f + noise: that of f off the diagonal, and the variances of y on it."""
-        if self.model_ is not regression:
+        if self.model_ is not regression or self.likelihood in _COUNTS:
             raise ModelError(
                 "predict(return_cov=True) is for GPRegressor(model=None), where y is f and noise; "
                 "fit_result_.posterior(X, joint=True) has the covariance of f, and sample_y(X, "
                 "n_samples) draws y jointly."
             )
-        covariance = _joint(self.fit_result_.posterior(self._inputs(X), joint=True))
+        X = self._inputs(X)
+        covariance = _joint(self.fit_result_.posterior(X, joint=True, **self._arguments(X)))
         np.fill_diagonal(covariance, variance)
         return covariance
 
-    def _default_model(self, X, y):
-        return regression, regression_arguments(X, y)
+    def _default_model(self, X, y, weights):
+        if self.likelihood not in _OBSERVED:
+            raise DataError(
+                f"GPRegressor(likelihood={self.likelihood!r}): give one of {[*_OBSERVED]}."
+            )
+        arguments = kernel_arguments(self.kernel, X, self.ard)
+        return regression, arguments | regression_arguments(y, self.likelihood, weights)
 
     def _default_method(self):
         return Laplace()
@@ -209,9 +250,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):
     model : callable, default None
         A function `model(X, y=None, ...)` with one observed site of C outcomes in a finite set
         (Bernoulli, Categorical, ordinal). It gets labels as 0, ..., C - 1, in the order of the
-        sorted `classes_`. None is f ~ GP(0, v exp(-|x - x'|^2 / (2 l^2))). Two classes have one
-        function and a Bernoulli likelihood, and more have C functions and their softmax. The priors
-        are `priors.lengthscale(X)` for l, and LogNormal(1, 1) for v.
+        sorted `classes_`. None is f ~ GP(0, v k(x, x')). Two classes have one function and a
+        Bernoulli likelihood, and more have C functions and their softmax. The priors are
+        `priors.lengthscale(X)` for the length scale of k, and LogNormal(1, 1) for v.
     method : object, default None
         Any method of `pg.fit`. None is, up to 1000 rows, `EP()` for two classes and `Laplace()` for
         more, else `SVGP()`.
@@ -219,6 +260,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         As for `GPRegressor`. The default model has `lengthscale_prior` (concentration, rate).
     random_state : int or RandomState, default None
         For the key of the fit. None draws a new one each time.
+    kernel, ard
+        As for `GPRegressor`.
 
     Attributes
     ----------
@@ -240,7 +283,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):
     ['no', 'yes']
     """
 
-    def fit(self, X, y):
+    def fit(self, X, y, sample_weight=None):
         """Fit to inputs and labels.
 
         Parameters
@@ -249,6 +292,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):
             Inputs, (N, D).
         y : array
             Labels, (N,), of any type that can be sorted.
+        sample_weight : array, default None
+            Weights of the rows in the default model, (N,), not negative. A row of weight 2 is two
+            equal rows, and a row of weight 0 is left out.
 
         Returns
         -------
@@ -266,13 +312,14 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         """
         X, y = validate_data(self, X, y, dtype=FLOATS)
         check_classification_targets(y)
+        X, y, weights = self._weighted(sample_weight, np.asarray(X), np.asarray(y))
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(
                 f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}; give another."
             )
         try:
-            return self._infer(np.asarray(X), codes)
+            return self._infer(X, codes, weights)
         except DataError as error:
             if len(self.classes_) == 2 or "outside the support of Bernoulli" not in str(error):
                 raise
@@ -333,78 +380,126 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         probs = self.predict_proba(X)
         return self.classes_[np.argmax(probs, 1)]
 
-    def _default_model(self, X, y):
-        model = binary if len(self.classes_) == 2 else multiclass
-        return model, classification_arguments(X, len(self.classes_))
+    def _default_model(self, X, y, weights):
+        arguments = kernel_arguments(self.kernel, X, self.ard) | _weights(weights)
+        if len(self.classes_) == 2:
+            return binary, arguments
+        return multiclass, arguments | {"num_classes": len(self.classes_)}
 
     def _default_method(self):
         return EP() if len(self.classes_) == 2 else Laplace()
 
 
 @no_type_check
-def binary(X, y=None, *, lengthscale_prior):
+def binary(X, y=None, *, lengthscale_prior, kernel="RBF", weights=None):
     """Two classes, y (N,) of 0 and 1: l ~ InverseGamma(lengthscale_prior), v ~ LogNormal(1, 1), f ~
-    GP(0, v exp(-|x - x'|^2 / (2 l^2))), y_n ~ Bernoulli(sigma(f_n)).
+    GP(0, v k), y_n ~ Bernoulli(sigma(f_n)).
     """
-    f = numpyro.sample("f", GP(_of_classes(lengthscale_prior), X))
-    with numpyro.plate("data", X.shape[0]):
+    f = numpyro.sample("f", GP(_covariance(kernel, lengthscale_prior, (1.0, 1.0)), X))
+    with numpyro.plate("data", X.shape[0]), _counted(weights):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
 @no_type_check
-def multiclass(X, y=None, *, lengthscale_prior, num_classes):
+def multiclass(X, y=None, *, lengthscale_prior, num_classes, kernel="RBF", weights=None):
     """C classes, y (N,) of 0 ... C - 1: f_1 ... f_C with the prior of `binary` each, l and v
     shared, y_n ~ Categorical(softmax(f_1n ... f_Cn)).
     """
-    kernel = _of_classes(lengthscale_prior)
+    covariance = _covariance(kernel, lengthscale_prior, (1.0, 1.0))
     with numpyro.plate("classes", num_classes):
-        f = numpyro.sample("f", GP(kernel, X))
-    with numpyro.plate("data", X.shape[0]):
+        f = numpyro.sample("f", GP(covariance, X))
+    with numpyro.plate("data", X.shape[0]), _counted(weights):
         numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
 
 
 @no_type_check
-def regression(X, y=None, *, lengthscale_prior, variance_prior, noise_prior, location):
-    """y (N,): l ~ InverseGamma(lengthscale_prior), v ~ LogNormal(variance_prior), s ~
-    LogNormal(noise_prior), f ~ GP(location, v exp(-|x - x'|^2 / (2 l^2))), y_n ~ N(f_n, s^2).
+def regression(
+    X,
+    y=None,
+    *,
+    lengthscale_prior,
+    variance_prior,
+    noise_prior,
+    location,
+    kernel="RBF",
+    likelihood="gaussian",
+    weights=None,
+):
+    """y (N,): l ~ InverseGamma(lengthscale_prior), v ~ LogNormal(variance_prior), f ~ GP(location,
+    v k), y_n as its likelihood has it about f_n, whose scale or concentration is
+    LogNormal(noise_prior).
     """
-    lengthscale = numpyro.sample("lengthscale", dist.InverseGamma(*lengthscale_prior))
-    variance = numpyro.sample("variance", dist.LogNormal(*variance_prior))
-    noise_scale = numpyro.sample("noise_scale", dist.LogNormal(*noise_prior))
-    f = numpyro.sample("f", GP(kernels.RBF(variance, lengthscale), X, mean=location))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Normal(f, noise_scale), obs=y)
+    scale, observed = _OBSERVED[likelihood]
+    covariance = _covariance(kernel, lengthscale_prior, variance_prior)
+    noise = numpyro.sample(scale, dist.LogNormal(*noise_prior)) if scale else None
+    if weights is not None and scale == "noise_scale":
+        noise, weights = noise / jnp.sqrt(weights), None
+    f = numpyro.sample("f", GP(covariance, X, mean=location))
+    with numpyro.plate("data", X.shape[0]), _counted(weights):
+        numpyro.sample("y", observed(f, noise), obs=y)
+
+
+# {likelihood: (the site of its scale, (f, scale) -> distribution)}
+_OBSERVED = {
+    "gaussian": ("noise_scale", dist.Normal),
+    "student_t": ("noise_scale", lambda f, scale: dist.StudentT(4.0, f, scale)),
+    "poisson": (None, lambda f, _: dist.Poisson(jnp.exp(f))),
+    "negative_binomial": ("concentration", lambda f, c: dist.NegativeBinomial2(jnp.exp(f), c)),
+}
+_COUNTS = ("poisson", "negative_binomial")
+_KERNELS = ("RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic")
 
 
 @no_type_check
-def _of_classes(lengthscale_prior):
-    lengthscale = numpyro.sample("lengthscale", dist.InverseGamma(*lengthscale_prior))
-    variance = numpyro.sample("variance", dist.LogNormal(1.0, 1.0))
-    return kernels.RBF(variance, lengthscale)
+def _covariance(kernel, lengthscale_prior, variance_prior):
+    lengthscale = numpyro.sample("lengthscale", dist.InverseGamma(*lengthscale_prior).to_event())
+    variance = numpyro.sample("variance", dist.LogNormal(*variance_prior))
+    make = kernel if callable(kernel) else getattr(kernels, kernel)
+    return make(variance, lengthscale)
 
 
-def classification_arguments(X, num_classes: int) -> dict[str, Any]:
-    """Of `binary` or `multiclass`: `priors.lengthscale(X)` by its two numbers. `DataError` where
-    all rows of X (N, D) are equal.
+@no_type_check
+def _counted(weights):
+    return nullcontext() if weights is None else numpyro.handlers.scale(scale=weights)
+
+
+def kernel_arguments(kernel, X, ard: bool) -> dict[str, Any]:
+    """Of the default models: the kernel, and `priors.lengthscale(X)` by its two numbers, each (D,)
+    with `ard`. `DataError` where all rows of X (N, D) are equal.
     """
-    prior: Any = priors.lengthscale(X)
-    found: dict[str, Any] = {"lengthscale_prior": _pair(prior.concentration, prior.rate)}
-    return found if num_classes == 2 else {**found, "num_classes": num_classes}
+    if not callable(kernel) and kernel not in _KERNELS:
+        raise DataError(f"kernel={kernel!r}: give one of {_KERNELS}, or a function.")
+    prior: Any = priors.lengthscale(X, ard=ard)
+    prior = getattr(prior, "base_dist", prior)
+    found = {"lengthscale_prior": _pair(prior.concentration, prior.rate)}
+    return found if kernel == "RBF" else {**found, "kernel": kernel}
 
 
-def regression_arguments(X, y) -> dict[str, Any]:
-    """Of `regression`: `priors.lengthscale(X)` and `priors.variance(y)` by their two numbers each;
-    the noise about e^-1 standard deviations of y (N,); `location` its mean. `DataError` where all
-    rows of X, or all of y, are equal.
+def regression_arguments(y, likelihood: str, weights=None) -> dict[str, Any]:
+    """Of `regression`: `priors.variance(y)` by its two numbers; the noise about e^-1 standard
+    deviations of y (N,); `location` its mean. Of counts by the logarithm of their mean.
+    `DataError` where all of y are equal, of counts where all are 0.
     """
-    variance: Any = priors.variance(y)
+    found = _weights(weights) | ({} if likelihood == "gaussian" else {"likelihood": likelihood})
+    mean = float(np.average(y, weights=weights))
+    if likelihood in _COUNTS:
+        if not mean > 0.0:
+            raise DataError(f"GPRegressor(likelihood={likelihood!r}): the mean of y is {mean:g}.")
+        scales = {"variance_prior": _pair(0.0, 1.0), "noise_prior": _pair(0.0, 1.0)}
+        return {**found, **scales, "location": jnp.asarray(math.log(mean))}
+    spread: Any = priors.variance(y)  # refuses y that does not vary
+    log_sd = 0.5 * math.log(float(np.average((y - mean) ** 2, weights=weights)))
     return {
-        **classification_arguments(X, 2),
-        "variance_prior": _pair(variance.loc, variance.scale),
-        "noise_prior": _pair(math.log(float(np.std(y))) - 1.0, 1.0),
-        "location": jnp.asarray(float(np.mean(y))),
+        **found,
+        "variance_prior": _pair(2.0 * log_sd, spread.scale),
+        "noise_prior": _pair(log_sd - 1.0, 1.0),
+        "location": jnp.asarray(mean),
     }
 
 
+def _weights(weights) -> dict[str, Any]:
+    return {} if weights is None else {"weights": jnp.asarray(weights)}
+
+
 def _pair(first, second) -> tuple[Any, Any]:
-    return jnp.asarray(float(first)), jnp.asarray(float(second))
+    return jnp.asarray(first, float), jnp.asarray(second, float)

@@ -27,8 +27,13 @@ from ppl_gp.cli import app, pictures
 from ppl_gp.cli import run as cli_run
 from ppl_gp.cli.app import write_predictions
 from ppl_gp.cli.data import Preparation, prepare
-from ppl_gp.cli.demo import breast_cancer, digits_3_5, principal_components, standardised
-from ppl_gp.cli.pictures import require_drawable
+from ppl_gp.cli.demo import (
+    breast_cancer,
+    digits_3_5,
+    principal_components,
+    require_drawable,
+    standardised,
+)
 from ppl_gp.cli.problem import load_model, num_outcomes, parse_settings, read_problem
 from ppl_gp.cli.run import Problem
 from ppl_gp.cli.tables import read_csv, read_table

@@ -298,3 +298,99 @@ def test_an_argument_of_rows_is_refused_with_the_remedy_of_an_estimator():
     )
     with pytest.raises(pg.DataError, match=r"\['offset'\] have one entry per row .* column of X"):
         GPRegressor(_offset, pg.Laplace(), {"offset": np.ones(len(X))}).fit(X, y)
+
+
+def ard(X, y=None):
+    """What `GPRegressor(**OPTIONS)` declares of `COUNTS`."""
+    lengthscale = numpyro.sample("lengthscale", pg.priors.lengthscale(data()[0], ard=True))
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    kernel = pg.kernels.Matern52(variance, lengthscale)
+    f = numpyro.sample("f", pg.GP(kernel, X, mean=np.log(COUNTS.mean())))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+COUNTS = np.random.default_rng(0).poisson(np.exp(data()[2] / 2.0))
+OPTIONS = {"kernel": "Matern52", "ard": True, "likelihood": "poisson"}
+
+
+def test_options_of_the_default_model_declare_it():
+    """Counts, a kernel by name and a length scale for each column, as by hand; through a pickle."""
+    X = data()[0]
+    hyper = {"lengthscale": np.array([0.7, 1.5]), "variance": 0.8}
+    method = pg.Laplace(hyper=pg.Fixed(hyper))
+    ours = GPRegressor(method=method, **OPTIONS).fit(X, COUNTS)
+    by_hand = pg.fit(ard, method, 0, X, y=COUNTS)
+    assert ours.log_evidence_ == pytest.approx(by_hand.log_evidence, abs=1e-9)
+    mean = np.asarray(by_hand.predict(X_NEW).mean)
+    np.testing.assert_allclose(ours.predict(X_NEW), mean, rtol=1e-9)
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(ours)).predict(X_NEW), mean, rtol=1e-9)
+    assert {**ours.get_params(), **OPTIONS} == ours.get_params()
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "poisson", "negative_binomial"])
+def test_a_weight_is_a_number_of_equal_rows(likelihood):
+    """Rows of weight 2 are two rows, of weight 0 none: of numbers at a given noise, as a weight
+    says nothing of the noise there. The priors' data and the mean of f are weighted too.
+    """
+    X, _, numbers = data()
+    y = numbers if likelihood == "gaussian" else COUNTS
+    weights = np.arange(len(y)) % 3
+    scale = {"gaussian": {"noise_scale": NOISE}, "negative_binomial": {"concentration": 2.0}}
+    method = pg.Laplace(hyper=pg.Fixed({**HYPER, **scale.get(likelihood, {})}))
+    one = GPRegressor(method=method, likelihood=likelihood)
+    repeated = clone(one).fit(np.repeat(X, weights, 0), np.repeat(y, weights))
+    weighted = clone(one).fit(X, y, sample_weight=weights)
+    if likelihood != "gaussian":
+        assert weighted.log_evidence_ == pytest.approx(repeated.log_evidence_, abs=1e-4)
+    found, wanted = weighted.fit_result_.kwargs, repeated.fit_result_.kwargs
+    for name in ("lengthscale_prior", "variance_prior", "noise_prior", "location"):
+        np.testing.assert_allclose(np.asarray(found[name]), np.asarray(wanted[name]), rtol=1e-9)
+    ours, theirs = (fit.predict(X_NEW, return_std=True) for fit in (weighted, repeated))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    assert weighted.sample_y(X_NEW, 3).shape == (len(X_NEW), 3)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t"])
+def test_a_weight_divides_the_variance_of_the_noise(likelihood):
+    X, _, y = data()
+    at = lambda noise: pg.Laplace(hyper=pg.Fixed({**HYPER, "noise_scale": noise}))  # noqa: E731
+    weighted = GPRegressor(method=at(NOISE), likelihood=likelihood)
+    weighted.fit(X, y, sample_weight=np.full(len(y), 4.0))
+    less = GPRegressor(method=at(NOISE / 2), likelihood=likelihood).fit(X, y)
+    assert weighted.log_evidence_ == pytest.approx(less.log_evidence_, abs=1e-8)
+    np.testing.assert_allclose(weighted.predict(X_NEW), less.predict(X_NEW), rtol=1e-8)
+    # a new observation has the weight 1
+    apart = [e.predict(X_NEW, return_std=True)[1] ** 2 for e in (weighted, less)]
+    factor = 1.0 if likelihood == "gaussian" else 2.0  # a t of 4 degrees has twice its scale^2
+    np.testing.assert_allclose(apart[0] - apart[1], 0.75 * factor * NOISE**2, rtol=1e-6)
+
+
+def test_a_classifier_takes_weights_and_a_kernel():
+    X, labels, _ = data()
+    weights = np.arange(len(labels)) % 3
+    one = GPClassifier(method=FIXED, kernel="Matern32")
+    repeated = clone(one).fit(np.repeat(X, weights, 0), np.repeat(labels, weights))
+    weighted = clone(one).fit(X, labels, sample_weight=weights)
+    wanted = repeated.predict_proba(X_NEW)
+    np.testing.assert_allclose(weighted.predict_proba(X_NEW), wanted, atol=1e-5)
+    plain = clone(one).set_params(kernel="RBF").fit(X, labels, sample_weight=weights)
+    assert np.abs(plain.predict_proba(X_NEW) - wanted).max() > 1e-3
+
+
+def test_what_is_for_the_default_model_is_refused_beside_another():
+    X, labels, numbers = data()
+    with pytest.raises(pg.DataError, match="'Matern'.*give one of"):
+        GPRegressor(kernel="Matern").fit(X, numbers)
+    with pytest.raises(pg.DataError, match="likelihood='gamma'.*give one of"):
+        GPRegressor(likelihood="gamma").fit(X, numbers)
+    with pytest.raises(pg.DataError, match=r"\['ard', 'likelihood'\] are for the default model"):
+        GPRegressor(model=ard, ard=True, likelihood="poisson").fit(X, COUNTS)
+    with pytest.raises(pg.DataError, match="sample_weight.*handlers.scale"):
+        GPClassifier(model=ard).fit(X, labels, sample_weight=np.ones(len(X)))
+    with pytest.raises(pg.DataError, match="mean of y is 0"):
+        GPRegressor(likelihood="poisson").fit(X, np.zeros(len(X)))
+    with pytest.raises(pg.DataError, match="support"):
+        GPRegressor(likelihood="poisson").fit(X, np.abs(numbers))
+    with pytest.raises(ValueError, match="Negative values"):
+        GPRegressor().fit(X, numbers, sample_weight=-np.ones(len(X)))

@@ -16,8 +16,7 @@ import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
 from ppl_gp.kept import FromPseudo
-from ppl_gp.local.condition import condition, log_partition_and_mean
-from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.local.natural import PseudoLikelihood, condition, log_partition_and_mean
 
 X40, Y40 = wave40()
 HYPER = hyper(variance=4.0, lengthscale=0.7)

@@ -22,8 +22,7 @@ from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper.grid import Lattice, composite
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice, _kernel
 from ppl_gp.kept import FromDraws
-from ppl_gp.local.condition import condition_mean
-from ppl_gp.local.natural import Marginals, PseudoLikelihood
+from ppl_gp.local.natural import Marginals, PseudoLikelihood, condition_mean
 from ppl_gp.local.tilted import Cavity
 from ppl_gp.local.vi import _spread
 from ppl_gp.results.parts import _of_one

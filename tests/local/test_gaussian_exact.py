@@ -14,7 +14,7 @@ import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
 from ppl_gp.kept import FromPseudo
-from ppl_gp.local.condition import condition
+from ppl_gp.local.natural import condition
 
 METHODS = {"laplace": pg.Laplace(), "ep": pg.EP(), "vi": pg.VI()}
 HYPER = hyper(variance=1.7, lengthscale=0.8, s=0.3, slope=0.6)

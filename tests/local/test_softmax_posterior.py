@@ -14,9 +14,8 @@ from jax import random
 
 import ppl_gp as pg
 from ppl_gp.gp import unwrap
-from ppl_gp.local.condition import asked
 from ppl_gp.local.factor import Root
-from ppl_gp.local.natural import MinusRankOne, as_general
+from ppl_gp.local.natural import MinusRankOne, as_general, asked
 from ppl_gp.local.softmax import SoftmaxRoot
 from ppl_gp.numerics.blocks import matrix_of
 from ppl_gp.numerics.low_rank import Independent

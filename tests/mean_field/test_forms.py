@@ -11,9 +11,8 @@ import pytest
 
 import ppl_gp as pg
 from ppl_gp.errors import Result
-from ppl_gp.local.condition import asked
 from ppl_gp.local.method import first_sites
-from ppl_gp.local.natural import Positive, PseudoLikelihood, flat
+from ppl_gp.local.natural import Positive, PseudoLikelihood, asked, flat
 
 N = 12
 RNG = np.random.default_rng(4)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import ppl_gp as pg
-from ppl_gp.results.tree_dimensions import dots
+from ppl_gp.results.tree_groups import dots
 
 N = 14
 X = np.linspace(-2.0, 2.0, N)

@@ -13,8 +13,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.gp import unwrap
 from ppl_gp.kept import FromDraws, FromPseudo
-from ppl_gp.local.condition import condition
-from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.local.natural import PseudoLikelihood, condition
 from ppl_gp.reading.arguments import as_arrays
 from ppl_gp.reading.roles import is_gp
 from ppl_gp.reading.tracing import run

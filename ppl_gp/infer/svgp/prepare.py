@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from jaxtyping import Array, Float
 
-from ppl_gp.deep.importance import require_separate
+from ppl_gp.deep.bound import require_separate
 from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError
