@@ -59,57 +59,53 @@ def of_the_model(function: Callable) -> Callable:
             raise outside
         try:
             return function(*args, **kwargs)
-        except VALUE_WANTED as error:
-            if is_traced():
+        except Exception as error:
+            if isinstance(error, VALUE_WANTED) and is_traced():
                 raise outside from error
-            raise ModelError(
-                f"the model asks for the values of an array while it is compiled{_line(error)}: "
-                "NumPy was applied to an argument or a site's value, or `if`, a loop or an index "
-                "depends on one. Use jax.numpy there: jnp.asarray(table)[index] for "
-                "table[index], jnp.where for np.where and `if`."
-            ) from error
-        except jax.errors.UnexpectedTracerError as error:
-            raise ModelError(
-                f"the model keeps an array of an earlier run{_line(error)}: a function, or a "
-                "method of a distribution's class, encloses it. Keep each array that a "
-                "distribution uses as an attribute, self.loc = loc."
-            ) from error
-        except NotImplementedError as error:
-            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-            name, own = frame.f_code.co_name, frame.f_locals.get("self")
-            if name not in _WANTED or not isinstance(own, Distribution):
+            if (said := _explained(error)) is None:
                 raise
-            raise ModelError(
-                f"{type(own).__name__}, the distribution of a site{_line(error)}, has no `{name}`"
-                f"{_WANTED[name]}."
-            ) from error
-        except TypeError as error:
-            if (told := integers_wanted(error)) is None:
-                raise
-            raise told from error
-        except ValueError as error:
-            if "should be a bool array" in str(error):
-                raise DataError(
-                    f"a mask of the model holds numbers, or is left out{_line(error)}: make it "
-                    "boolean there, mask=seen.astype(bool) or obs_mask=seen.astype(bool)."
-                ) from error
-            if "has a delta distribution" in str(error):
-                raise ModelError(str(error)) from error
-            if "distribution got invalid" not in str(error):
-                raise
-            raise DataError(
-                f"{error}: a distribution of the model refuses it{_line(error)}; check the "
-                "arguments of the model."
-            ) from error
-        except AssertionError as error:
-            if "size of plate" not in str(error):
-                raise
-            raise DataError(
-                f"a plate of the model has size zero{_line(error)}: give it at least one element "
-                "(a row of the data, a group, a component), or leave it out where there is none."
-            ) from error
+            raise said from error
 
     return told
+
+
+# {what to say: (an error's class, what its text holds, the class to raise)}
+_SAID = {
+    "the model asks for the values of an array while it is compiled{line}: NumPy was applied to an "
+    "argument or a site's value, or `if`, a loop or an index depends on one. Use jax.numpy there: "
+    "jnp.asarray(table)[index] for table[index], jnp.where for np.where and `if`.": (
+        (VALUE_WANTED, "", ModelError)
+    ),
+    "the model keeps an array of an earlier run{line}: a function, or a method of a distribution's "
+    "class, encloses it. Keep each array that a distribution uses as an attribute, self.loc = "
+    "loc.": (jax.errors.UnexpectedTracerError, "", ModelError),
+    "a mask of the model holds numbers, or is left out{line}: make it boolean there, "
+    "mask=seen.astype(bool) or obs_mask=seen.astype(bool).": (
+        (ValueError, "should be a bool array", DataError)
+    ),
+    "{error}": (ValueError, "has a delta distribution", ModelError),
+    "{error}: a distribution of the model refuses it{line}; check the arguments of the model.": (
+        (ValueError, "distribution got invalid", DataError)
+    ),
+    "a plate of the model has size zero{line}: give it at least one element (a row of the data, a "
+    "group, a component), or leave it out where there is none.": (
+        (AssertionError, "size of plate", DataError)
+    ),
+}
+
+
+def _explained(error: Exception) -> Exception | None:
+    """What to raise in place of an error of JAX or NumPyro."""
+    for text, (kind, held, raised) in _SAID.items():
+        if isinstance(error, kind) and held in str(error):
+            return raised(text.format(error=error, line=_line(error)))
+    if isinstance(error, NotImplementedError):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        name, own = frame.f_code.co_name, frame.f_locals.get("self")
+        if name in _WANTED and isinstance(own, Distribution):
+            site = f"{type(own).__name__}, the distribution of a site{_line(error)}"
+            return ModelError(f"{site}, has no `{name}`{_WANTED[name]}.")
+    return integers_wanted(error) if isinstance(error, TypeError) else None
 
 
 def integers_wanted(error: Exception) -> DataError | None:
