@@ -19,8 +19,8 @@ import ppl_gp as pg
 from ppl_gp.frames.names import Names, arrays
 from ppl_gp.infer.fit import stopwatch
 from ppl_gp.infer.stream_source import StreamSource
-from ppl_gp.report import components as part_plots
 from ppl_gp.report import pictures as plots
+from ppl_gp.report import slices as part_plots
 
 NUM, WARDS = 12, ["north", "south", "west"]
 rng = np.random.default_rng(0)
