@@ -32,6 +32,17 @@ from ppl_gp.numerics.linalg import (
 _WRAPPERS = (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)
 
 
+def evened(fn: Any) -> Any:
+    """A mixture with components of equal shapes, without which NumPyro has no mean and no draws."""
+    if not isinstance(fn, dist.MixtureGeneral):
+        return fn
+    shape, parts = fn.batch_shape, fn.component_distributions
+    if all(part.batch_shape == shape for part in parts):
+        return fn
+    parts = [part.expand(shape) for part in parts]
+    return dist.MixtureGeneral(fn.mixing_distribution, parts, support=fn._support)
+
+
 def unwrap(fn) -> Any:
     """The distribution beneath masks (of `Predictive`), expansions (of plates) and `to_event`."""
     while isinstance(fn, _WRAPPERS):

@@ -19,6 +19,7 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ONE_TABLE, DataError, ModelError, warn
 from ppl_gp.gp import bare, unwrap
+from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.dependence import bend, sources
 from ppl_gp.reading.digest import arrays_of
@@ -54,12 +55,13 @@ def integrated(
     """
     which, name = method.integrate, type(method).__name__
     if which == GAUSSIAN:
-        return collapse(model, args, kwargs, given)
+        # `Laplace` has the joint mode of a model without another predictor
+        return collapse(model, args, kwargs, given, lone=not isinstance(method, Laplace))
     if not isinstance(which, tuple) or not all(isinstance(k, str) for k in which):
         raise DataError(
             f"{name}(integrate={which!r}): give '{GAUSSIAN}' or a tuple of names of sites."
         )
-    found = collapse(model, args, kwargs, given, only=which)
+    found = collapse(model, args, kwargs, given, only=which, lone=True)
     trace = run(model, args, kwargs, given)
     inside = found.plan.sites if isinstance(found, Collapsed) else roles(trace).gps
     if left := [k for k in which if k not in inside]:

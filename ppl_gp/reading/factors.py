@@ -273,7 +273,7 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     [-1.0, -1.0, -1.69]
     """
     args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
-    model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)
+    model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper, lone=True)
     return factors_of(model, args, kwargs, run(model, args, kwargs, hyper), hyper)
 
 

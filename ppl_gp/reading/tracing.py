@@ -19,7 +19,7 @@ from numpyro.distributions.constraints import is_dependent
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.gp import GP, bare, bare_shape, hidden_axes, mask_of, unwrap
+from ppl_gp.gp import GP, bare, bare_shape, evened, hidden_axes, mask_of, unwrap
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves, is_array
 from ppl_gp.reading.digest import at_once, attributes_of, distributions, own_density
@@ -219,7 +219,7 @@ def annotated(trace: dict, model) -> dict:
         # a factor sees what is drawn in the place of observations that are not given
         factors = reading.scored if any(map(is_observed, observing)) or not observing else ()
         for name, site in sites.items():
-            site["data_axis"] = reading.axis(name)
+            site["fn"], site["data_axis"] = evened(site["fn"]), reading.axis(name)
             site["is_scored"] = is_observed(site) and (not is_factor(site) or name in factors)
     return trace
 

@@ -28,6 +28,7 @@ from ppl_gp.local.vi import VI
 from ppl_gp.mean_field.method import is_conjugate
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.factors import read
+from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch
@@ -62,7 +63,8 @@ def _proved(subject: Subject):
 
 def methods(subject: Subject):
     """The methods that fit this model."""
-    local = _local_methods(subject) + _sparse_methods(subject)
+    seen = _broadcast(subject)
+    local = _local_methods(seen) + _sparse_methods(subject)
     try:
         space_of(subject)
     except ModelError:
@@ -71,7 +73,7 @@ def methods(subject: Subject):
         return bool(fitting), told if fitting else "none."
     found = _drawing_methods(subject)
     try:
-        maximum(subject)
+        maximum(seen)
     except ModelError:  # `SVGP` has no other hyper that takes all of these
         sampled = [name for name in local if name not in ("SVGP", "SparseNUTS")]
         found += ["SparseNUTS"] * ("SparseNUTS" in local)
@@ -123,6 +125,13 @@ def _has_joint_mode(subject: Subject) -> bool:
     return free and _passes(require_bounded, subject.trace, subject.model.reading, "Laplace()")
 
 
+def _broadcast(subject: Subject) -> Subject:
+    """With sites that rows see by broadcasting integrated, in a model without another predictor."""
+    if subject.found.gps or subject.whole is not subject.model or subject.subsampling:
+        return subject
+    return subject._replace(whole=collapse(subject.model, subject.args, subject.kwargs, lone=True))
+
+
 def _local_methods(subject: Subject) -> list[str]:
     """The local methods that can read this model; the item "likelihood" says why others cannot."""
     if subject.subsampling:
@@ -131,7 +140,9 @@ def _local_methods(subject: Subject) -> list[str]:
         log_lik = _proved(subject)
     except PplGpError:
         return []
-    every = (EP, Laplace, LocalBound, VI)
+    every: tuple = (EP, Laplace, LocalBound, VI)
+    if isinstance(subject.whole, Collapsed) and subject.whole.plan.lone and not subject.found.gps:
+        every = (EP, LocalBound, VI)  # `Laplace` has the joint mode of all latents
     return [cls.__name__ for cls in every if cls().refuses(log_lik) is None]
 
 

@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -19,13 +20,21 @@ from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.interactions import dependence
+from ppl_gp.reading.label_rules import is_entry_by_entry
 from ppl_gp.reading.predictor.collapsed import Collapsed, Observed, Plan
 from ppl_gp.reading.predictor.cut import evaluated
 from ppl_gp.reading.predictor.predictor import Cut, Innovated, Rest, is_gaussian, shapes, spread_of
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.predictor.skeleton import Skeleton, skeleton
 from ppl_gp.reading.reading import Declared
-from ppl_gp.reading.roles import is_gp, is_missing_part, is_observed, is_whole, roles
+from ppl_gp.reading.roles import (
+    is_gp,
+    is_missing_part,
+    is_observed,
+    is_whole,
+    log_prob_per_datum,
+    roles,
+)
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import MOVES, needed
 
@@ -49,6 +58,7 @@ def collapse(
     given: Mapping | None = None,
     only: Collection[str] | None = None,
     plain: bool = False,
+    lone: bool = False,
 ) -> Declared:
     """The model with its Gaussian sites integrated into its linear predictors; the model itself
     where it is one GP site of one function and nothing else, or where a datum sees the sites
@@ -56,12 +66,13 @@ def collapse(
 
     `given`: values of sites that are held, and so not integrated. `only`: the only sites to
     integrate beside GPs. `plain`: also the model of one GP site, whose predictor may have a
-    coefficient and an offset. A model that holds arrays of N rows of its own stays as it is: no
-    other number of rows can be traced. Abstract traces, some 0.1 s, once for arguments of these
-    shapes.
+    coefficient and an offset. `lone`: also sites that rows see by broadcasting alone, in y ~
+    Normal(theta, 1) for a plate of y. A model that holds arrays of N rows of its own stays as it
+    is: no other number of rows can be traced. Abstract traces, some 0.1 s, once for arguments of
+    these shapes.
     """
     named = None if only is None else tuple(sorted(only))
-    if (found := _found(model, args, kwargs, dict(given or {}), named, plain)) is None:
+    if (found := _found(model, args, kwargs, dict(given or {}), named, plain, lone)) is None:
         return model
     plan, bones = found
     return Collapsed(model, plan, bones.with_first(Leaves(model, args, kwargs)))
@@ -70,7 +81,7 @@ def collapse(
 @by_shapes
 @_of_any_length()
 def _found(
-    model: Declared, args: tuple, kwargs: dict, given: dict, only, plain: bool
+    model: Declared, args: tuple, kwargs: dict, given: dict, only, plain: bool, lone: bool
 ) -> tuple[Plan, Skeleton] | None:
     trace = run(model, args, kwargs, given)
     sites = tuple(
@@ -91,7 +102,7 @@ def _found(
     # what is per datum has another shape for other rows, and is drawn where it is not given
     values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
     rest = Rest(Leaves(model, args, kwargs).arrays, values)
-    whole = whole._replace(sites=integrable(whole, rest, found.gps, asked=only is not None))
+    whole = integrable(whole, rest, found.gps, only is not None, lone)
     if not whole.sites or (_is_plain(trace, whole.sites) and not plain):
         return None
     if {*found.gps, *found.local_latents} - set(whole.sites):
@@ -127,6 +138,7 @@ def _plan(whole: Innovated, trace: dict, rest: Rest) -> Plan:
         tuple(sorted(hyper)),
         name,
         _factored(whole, few),
+        whole.lone,
     )
 
 
@@ -173,9 +185,9 @@ def _label(name: str, trace: dict) -> str:
 
 
 def integrable(
-    whole: Innovated, rest: Rest, gps: Collection[str], asked: bool = False
-) -> tuple[str, ...]:
-    """What of the sites is integrated; () where the data see no linear predictor of them.
+    whole: Innovated, rest: Rest, gps: Collection[str], asked: bool = False, lone: bool = False
+) -> Innovated:
+    """With what of the sites is integrated; none where the data see no linear predictor of them.
 
     A site is left a hyperparameter where a kernel, a scale or another prior is computed from it
     (but for a Gaussian prior's mean), and, unless it is asked for by name, where it would make a
@@ -194,8 +206,11 @@ def integrable(
         return None if cut is None else cut.functions
 
     every = functions(left)
+    if every is None and lone and (found := _lone(whole, rest, left)):
+        whole = whole._replace(lone=found)
+        every = functions(left)
     if every is not None and (asked or every == 1):
-        return tuple(left)
+        return whole._replace(sites=tuple(left))
     chosen = [k for k in left if k in gps]
     if (num := functions(chosen)) is None:
         chosen, num = [], 1
@@ -203,7 +218,45 @@ def integrable(
         more = functions([*chosen, site])
         if more is not None and more <= num:
             chosen, num = [*chosen, site], more
-    return tuple(chosen or (left if every else ()))
+    chosen = chosen or (left if every else [])
+    some = tuple(k for k in whole.lone if k in chosen)
+    return whole._replace(sites=tuple(chosen), lone=some)
+
+
+def _lone(whole: Innovated, rest: Rest, sites: Collection[str]) -> tuple[str, ...]:
+    """Those of the sites that rows see by broadcasting alone: with one value per row the model
+    runs, and row n of each observed site is proved to see the value of row n alone.
+    """
+    found = []
+    for k in sites:
+        hyper = {j: v for j, v in rest.hyper.items() if j != k}
+        one = whole._replace(sites=(k,), lone=(k,))
+        few = one.resized(Rest(rest.arrays, hyper), 3)
+        if one._replace(lone=()).cut(few) is None and _runs_by_rows(one, few):
+            found.append(k)
+    return tuple(found)
+
+
+def _runs_by_rows(one: Innovated, few: Rest) -> bool:
+    (site,), num, proved = one.sites, one.skeleton.num_rows(few.arrays), []
+
+    def look(rest):
+        (shape,) = (x.shape for x in one.innovations(few).values())
+
+        def log_p(name, x):
+            spread = jnp.broadcast_to(jnp.reshape(x, (num, *[1] * len(shape))), (num, *shape))
+            return log_prob_per_datum(one.trace({site: spread}, rest)[name])
+
+        seen = [k for k, s in one.trace(one.zero(few), rest).items() if is_observed(s)]
+        x = jnp.zeros(num)
+        proved.append(all(is_entry_by_entry(partial(log_p, k), x) for k in seen))
+        return x
+
+    try:
+        jax.eval_shape(look, few)
+    except Exception:  # whatever the user's code says of an array in place of a number
+        return False
+    return all(proved)
 
 
 def _shaping_nothing(whole: Innovated, rest: Rest) -> list[str]:

@@ -42,7 +42,7 @@ class Plan:
     """What was found: the integrated sites, how many functions of them a datum sees, the axis of
     the data of those with one entry per datum, from the right, and what the predictor's site is
     called. `seen`: paths of arguments with one entry per datum that the predictor is computed from,
-    and no distribution: of a likelihood that is a factor.
+    and no distribution: of a likelihood that is a factor. `lone`: as `Innovated` has it.
     """
 
     sites: tuple[str, ...]
@@ -54,6 +54,7 @@ class Plan:
     hyper: tuple[str, ...]
     name: str
     seen: tuple[str, ...] = ()
+    lone: tuple[str, ...] = ()
 
 
 def with_predictor(reading: Reading, plan: Plan) -> Reading:
@@ -81,7 +82,7 @@ class Collapsed(Declared):
     @property
     def moved(self) -> Innovated:
         """The declared model by innovations of the integrated sites."""
-        return Innovated(self.source, self.skeleton, self.plan.sites)
+        return Innovated(self.source, self.skeleton, self.plan.sites, self.plan.lone)
 
     @property
     def tied(self) -> list[str]:

@@ -127,11 +127,12 @@ def _of_map(fn: dist.TransformedDistribution) -> Root:
 
 class innovate(Messenger):
     """Gives every site of `values` its mean plus the innovation there, those of a scan included:
-    NumPyro takes entry t of what is given for step t. `given`: the sites that have theirs.
+    NumPyro takes entry t of what is given for step t. `rows`: {site: number of rows} of those that
+    get their value once per row. `given`: the sites that have theirs.
     """
 
-    def __init__(self, fn, values: Mapping[str, Any]):
-        self.values, self.given = values, set()
+    def __init__(self, fn, values: Mapping[str, Any], rows: Mapping[str, int] | None = None):
+        self.values, self.rows, self.given = values, rows or {}, set()
         super().__init__(fn)
 
     def process_message(self, msg):
@@ -144,8 +145,10 @@ class innovate(Messenger):
         if site["name"] not in self.values:
             return None
         self.given.add(site["name"])
-        mean = jnp.broadcast_to(mean_of(site["fn"]), site["fn"].shape())
-        return mean + self.values[site["name"]]
+        shape = site["fn"].shape()
+        value = jnp.broadcast_to(mean_of(site["fn"]), shape) + self.values[site["name"]]
+        num = self.rows.get(site["name"])
+        return value if num is None else jnp.broadcast_to(value, (num, *shape))
 
 
 class Rest(NamedTuple):
@@ -211,15 +214,21 @@ class Cut(NamedTuple):
 
 
 class Innovated(NamedTuple):
-    """A declared model in which each of these Gaussian `sites` is its mean plus an innovation e."""
+    """A declared model in which each of these Gaussian `sites` is its mean plus an innovation e.
+
+    `lone`: those among them that rows see by broadcasting alone, y ~ Normal(theta, 1): the model
+    gets them with one value per row, (N, *shape), which is an array that a predictor can be.
+    """
 
     model: Declared
     skeleton: Skeleton
     sites: tuple[str, ...]
+    lone: tuple[str, ...] = ()
 
     def trace(self, e: dict, rest: Rest) -> dict:
         """The model's trace at innovations."""
-        moved = innovate(self.model, e)
+        num = self.skeleton.num_rows(rest.arrays) if self.lone else 0
+        moved = innovate(self.model, e, dict.fromkeys(self.lone, num))
         trace = run(moved, *self.skeleton.arguments(rest.arrays), rest.hyper)
         if others := [k for k in e if k not in moved.given]:
             raise ModelError(

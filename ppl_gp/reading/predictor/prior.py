@@ -109,6 +109,8 @@ class Behind:
         return own if self.num > 1 else {**own, **twice}
 
     def _own_rows(self, site: str, x):
+        if site in self.moved.lone:
+            return x[0]
         axis = self.axes.get(site)
         return x if axis is None else lax.slice_in_dim(x, 0, self.num, axis=axis)
 

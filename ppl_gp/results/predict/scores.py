@@ -37,6 +37,7 @@ from ppl_gp.results.predict.prediction import (
     predict,
 )
 from ppl_gp.results.query.layout import (
+    observing,
     require_no_such_argument,
     with_observations,
 )
