@@ -1,5 +1,6 @@
-"""What the site has beside the pages of docs/: the executed notebooks, as pages, and for the gallery
-a small picture of each, from its own outputs; the release notes, and what a contribution needs.
+"""What the site has beside the pages of docs/: the executed notebooks, as pages; the release notes,
+and what a contribution needs; and for the gallery a small picture of each page that it links to, from
+the outputs of a notebook as it is stored, and of a recipe as the build has run it.
 
 On the forge a page in docs/ reaches a notebook as `../notebooks/NAME.ipynb`, and the table of methods
 in the README; in the site both stand inside of it.
@@ -30,7 +31,9 @@ _QUIET = "ignore:IProgress not found"
 _PLACE = re.compile(r"(^|<pre>)\S+\.py:\d+: (?=\w*Warning: )", re.MULTILINE)
 # A link of a page to another one of the sources, in the HTML of a script
 _LINK = re.compile(r'href="(?![a-z]+:|#|/)([^"#]+\.(?:md|py|ipynb))(#[^"]*)?"')
-_HEADING = re.compile(r"^## \[(.+)\]\(\.\./notebooks/(\w+)\.ipynb\)$", re.MULTILINE)
+# An entry of the gallery, and the first picture of a page, in HTML
+_ENTRY = re.compile(r'<li><a href="\.\./(?:recipes|notebooks)/(\w+)/">')
+_PICTURE = re.compile(r'src="data:image/png;base64,([^"]+)"')
 
 
 def on_startup(**_):
@@ -54,11 +57,10 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links to notebooks and to the files above stay in the site, the gallery's headings get their
-    pictures, and the README's table stands where a page links to it.
+    """Links to notebooks and to the files above stay in the site, and the README's table stands
+    where a page links to it.
     """
-    pictured = _HEADING.sub(r"\g<0>\n\n![\1](gallery/\2.png)", markdown)
-    inside = pictured.replace("](../notebooks/", "](notebooks/")
+    inside = markdown.replace("](../notebooks/", "](notebooks/")
     for name, place in _BESIDE.items():
         inside = inside.replace(f"](../{name})", f"]({place})")
     return inside.replace(_TABLE_LINK, methods()) if _TABLE_LINK in inside else inside
@@ -66,8 +68,12 @@ def on_page_markdown(markdown, page, config, files):
 
 def on_page_content(html, page, config, files):
     """Warnings of scripts and notebooks name no file of the machine that ran them, and their links
-    lead to pages: the site's builder leaves them as they are in the sources.
+    lead to pages: the site's builder leaves them as they are in the sources. Entries of the gallery
+    become cards.
     """
+    if page.file.src_uri == "gallery.md":
+        cards = _ENTRY.sub(lambda found: found[0].replace("<li>", _card(found[1])), html)
+        return cards.replace("<ul>", '<ul class="cards">')
 
     def page_of(link) -> str:
         place = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), link[1]))
@@ -77,6 +83,26 @@ def on_page_content(html, page, config, files):
 
     shown = _PLACE.sub(r"\1", html)
     return _LINK.sub(page_of, shown) if page.file.src_uri.endswith((".py", ".ipynb")) else shown
+
+
+def _card(name: str) -> str:
+    return f'<li><img src="{name}.png" alt="" loading="lazy">'
+
+
+def on_post_build(config, **_):
+    """The gallery's pictures of recipes: the first one that each page shows, or an empty one."""
+    site = Path(config.site_dir)
+    for page in sorted(site.glob("recipes/*/index.html")):
+        found = _PICTURE.search(page.read_text())
+        png = base64.b64decode(found[1]) if found else _empty()
+        (site / "gallery" / f"{page.parent.name}.png").write_bytes(thumbnail(png))
+
+
+def _empty() -> bytes:
+    """A light picture for a page without one."""
+    out = io.BytesIO()
+    Image.new("RGB", (WIDTH, WIDTH * 2 // 3), "#eceff1").save(out, "PNG")
+    return out.getvalue()
 
 
 def methods() -> str:

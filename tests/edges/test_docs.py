@@ -125,8 +125,8 @@ def test_every_script_and_every_notebook_is_a_page():
     scripts = [path.relative_to(ROOT / "docs") for path in RECIPES + SCRIPTS]
     assert all(f": {path}\n" in nav for path in scripts)
     assert all(f": notebooks/{path.name}\n" in nav for path in notebooks)
-    linked = re.findall(r"^## \[.+\]\(\.\./notebooks/(.+)\)$", gallery, re.MULTILINE)
-    assert linked == [path.name for path in notebooks]
+    linked = re.findall(r"^- \[.+\]\((?:\.\./notebooks|recipes)/(.+)\)\. ", gallery, re.MULTILINE)
+    assert sorted(linked) == sorted(path.name for path in RECIPES + notebooks)
 
 
 def test_every_public_name_is_in_the_reference_once():
