@@ -23,7 +23,8 @@ from small_fits import classification, made_fit
 from typer.testing import CliRunner
 
 import ppl_gp as pg
-from ppl_gp.cli import app, pictures
+from ppl_gp.cli import app
+from ppl_gp.cli import demo as pictures
 from ppl_gp.cli import run as cli_run
 from ppl_gp.cli.app import write_predictions
 from ppl_gp.cli.data import Preparation, prepare
