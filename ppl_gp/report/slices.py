@@ -411,7 +411,7 @@ def plot_components(
                 f"term '{term}' has {len(mean)} functions; draw fit.components(...) each."
             )
         ends = np.stack([change(mean - 2.0 * sd), change(mean + 2.0 * sd)])
-        _draw(ax, along_it, change(mean), ends)
+        _draw_term(ax, along_it, change(mean), ends)
         ax.set_title(f"{term}\n{held}", fontsize="medium") if held else ax.set_title(term)
         ax.set(xlabel=(labels or {}).get(term, along_it.name))
     axes[0, 0].set_ylabel("added to the predictor" if response is None else "on the response")
@@ -446,7 +446,7 @@ def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
     return found
 
 
-def _draw(ax, along: Column, mean, ends) -> None:
+def _draw_term(ax, along: Column, mean, ends) -> None:
     x = along.values
     if len(np.unique(x)) < 10 or along.labels is not None:
         first = np.unique(x, return_index=True)[1]
