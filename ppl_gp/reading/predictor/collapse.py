@@ -206,8 +206,9 @@ def integrable(
         return None if cut is None else cut.functions
 
     every = functions(left)
-    if every is None and lone and (found := _lone(whole, rest, left)):
-        whole = whole._replace(lone=found)
+    # one more function for each: beside GPs it would be left out unless it is asked for
+    if every is None and lone and (asked or not gps):
+        whole = whole._replace(lone=_lone(whole, rest, left))
         every = functions(left)
     if every is not None and (asked or every == 1):
         return whole._replace(sites=tuple(left))
