@@ -134,7 +134,7 @@ def estimator_draws(t):
         seen.append((seed, num))
         return SimpleNamespace(y=np.zeros((num, len(X))))
 
-    own.fit_result_, own.n_features_in_ = SimpleNamespace(sample=draw), 2
+    own.fit_result_, own.n_features_in_ = SimpleNamespace(sample=draw, kwargs={}), 2
     for state in (1, 1, 2):
         assert own.sample_y(X[:3], 4, random_state=state).shape == (3, 4)
     assert seen[0] == seen[1] != seen[2] and seen[0][1] == 4
@@ -142,6 +142,7 @@ def estimator_draws(t):
 
 STORE = "test_store::test_"
 SETTINGS = by("test_sklearn::test_parameters_are_kept_and_settings_of_the_method_have_names")
+SKLEARN = "test_sklearn::test_"
 PLOTS = "test_plots::test_"
 
 
@@ -194,11 +195,29 @@ ROWS: dict[str, dict[str, list]] = {
     "load": {"path": [by("test_store::test_every_draw_is_kept")]},
     "GPClassifier.get_params": {"deep": [SETTINGS]},
     "GPRegressor.get_params": {"deep": [SETTINGS]},
-    "GPClassifier": dict.fromkeys(("model", "method", "arguments", "random_state"), [estimator]),
-    "GPRegressor": dict.fromkeys(("model", "method", "arguments", "random_state"), [estimator]),
+    "GPClassifier": {
+        **dict.fromkeys(("model", "method", "arguments", "random_state"), [estimator]),
+        "kernel": [by(SKLEARN + "a_classifier_takes_weights_and_a_kernel")],
+        "ard": [by(SKLEARN + "options_of_the_default_model_declare_it")],
+    },
+    "GPRegressor": {
+        **dict.fromkeys(("model", "method", "arguments", "random_state"), [estimator]),
+        **dict.fromkeys(
+            ("kernel", "ard", "likelihood"),
+            [by(SKLEARN + "options_of_the_default_model_declare_it")],
+        ),
+    },
+    **dict.fromkeys(
+        ("GPClassifier.fit", "GPClassifier.set_fit_request"),  # the second is scikit-learn's own
+        {"sample_weight": [by(SKLEARN + "a_classifier_takes_weights_and_a_kernel")]},
+    ),
+    **dict.fromkeys(
+        ("GPRegressor.fit", "GPRegressor.set_fit_request"),
+        {"sample_weight": [by(SKLEARN + "a_weight_is_a_number_of_equal_rows")]},
+    ),
     "GPRegressor.predict": dict.fromkeys(
         ("return_std", "return_cov", "quantiles"),
-        [by("test_sklearn::test_regressor_is_that_of_scikit_learn")],
+        [by(SKLEARN + "regressor_is_that_of_scikit_learn")],
     ),
     "GPRegressor.sample_y": dict.fromkeys(("n_samples", "random_state"), [estimator_draws]),
     "plot_surface": dict.fromkeys(("labels", "classes", "num"), [by(PLOTS + "surface")]),
