@@ -99,10 +99,16 @@ class GPEstimator(BaseEstimator, abc.ABC):
         given += ["sample_weight"] if sample_weight is not None else []
         if self.model is not None and given:
             raise DataError(
-                f"{type(self).__name__}(model=...): {given} are for the default model. Declare the "
-                "kernel and the likelihood in yours, and weights, a column of X, by "
-                "numpyro.handlers.scale(scale=weights) about the observed site."
+                f"{type(self).__name__}(model=...): {given} are for the default model; declare the "
+                "same in yours. Weights go into a column w of X: dist.Normal(f, s / jnp.sqrt(w)) "
+                "for numbers, numpyro.handlers.scale(scale=w) about the site for counts, classes."
             )
+        if inside := {"kernel", "likelihood", "weights"} & {*(self.arguments or ())}:
+            if self.model is None:
+                raise DataError(
+                    f"{type(self).__name__}(arguments=...): {sorted(inside)} are options; give "
+                    "kernel=, likelihood= or fit(X, y, sample_weight=...)."
+                )
         if sample_weight is None:
             return X, y, None
         weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)

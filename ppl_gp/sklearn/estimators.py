@@ -48,9 +48,9 @@ class GPRegressor(RegressorMixin, GPEstimator):
         value per row into columns of X, and let the model take them out.
     random_state : int or RandomState, default None
         For the key of the fit. None draws a new one each time.
-    kernel : str or callable, default "RBF"
-        Of the default model: "RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic", or a
-        function `kernel(variance, lengthscale)`.
+    kernel : str, default "RBF"
+        Of the default model: "RBF", "Matern12", "Matern32", "Matern52" or "RationalQuadratic". Put
+        another kernel into a model of your own.
     ard : bool, default False
         True gives the default model one length scale per column.
     likelihood : str, default "gaussian"
@@ -110,9 +110,9 @@ class GPRegressor(RegressorMixin, GPEstimator):
         y : array
             Observations, (N,).
         sample_weight : array, default None
-            Weights of the rows in the default model, (N,), not negative. The variance of the noise
-            is divided by them ("student_t": the squared scale). A count of weight 2 is two equal
-            rows. A row of weight 0 is left out.
+            Weights w of the rows in the default model, (N,), not negative. Numbers have noise of
+            variance s^2 / w ("student_t": scale s / sqrt(w)). A count of weight 2 is two equal
+            rows. A row of weight 0 is left out. The mean of f and the priors use them too.
 
         Returns
         -------
@@ -159,16 +159,15 @@ class GPRegressor(RegressorMixin, GPEstimator):
         Raises
         ------
         ModelError
-            For `return_cov` with a model of your own. It needs y = f + noise, as in the default
-            model.
+            For `return_cov` with a model of your own, or of counts. It needs y = f + noise.
         DataError
             For both `return_std` and `return_cov`.
 
         Notes
         -----
         scikit-learn's `GaussianProcessRegressor` predicts the same if its kernel has a
-        `WhiteKernel`. For f without noise, use `fit_result_.predict(X)` and
-        `fit_result_.posterior(X)`.
+        `WhiteKernel`. For f without noise, use `fit_result_.posterior(X)`, or
+        `fit_result_.predict(X)`, which after a fit with weights needs `weights=` too.
         """
         if return_std and return_cov:
             raise DataError("predict(return_std=True, return_cov=True): ask for one of them.")
@@ -209,17 +208,18 @@ class GPRegressor(RegressorMixin, GPEstimator):
         """Of y = f + noise: that of f off the diagonal, and the variances of y on it."""
         if self.model_ is not regression or self.likelihood in _COUNTS:
             raise ModelError(
-                "predict(return_cov=True) is for GPRegressor(model=None), where y is f and noise; "
+                "predict(return_cov=True) is for the default model of numbers, where y is f and "
+                "noise (likelihood='gaussian' or 'student_t'); "
                 "fit_result_.posterior(X, joint=True) has the covariance of f, and sample_y(X, "
                 "n_samples) draws y jointly."
             )
         X = self._inputs(X)
-        covariance = _joint(self.fit_result_.posterior(X, joint=True, **self._arguments(X)))
+        covariance = _joint(self.fit_result_.posterior(X, joint=True))
         np.fill_diagonal(covariance, variance)
         return covariance
 
     def _default_model(self, X, y, weights):
-        if self.likelihood not in _OBSERVED:
+        if self.likelihood not in [*_OBSERVED]:
             raise DataError(
                 f"GPRegressor(likelihood={self.likelihood!r}): give one of {[*_OBSERVED]}."
             )
@@ -293,8 +293,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         y : array
             Labels, (N,), of any type that can be sorted.
         sample_weight : array, default None
-            Weights of the rows in the default model, (N,), not negative. A row of weight 2 is two
-            equal rows, and a row of weight 0 is left out.
+            Weights of the rows in the default model, (N,), not negative. The likelihood of a row
+            counts to the power of its weight, and a row of weight 0 is left out. `EP()` of weight
+            2 is close to two equal rows, not equal: it approximates the power as one factor.
 
         Returns
         -------
@@ -316,7 +317,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(
-                f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}; give another."
+                f"GPClassifier.fit(y): there is one class, {self.classes_.tolist()}"
+                f"{', in rows of positive weight' if sample_weight is not None else ''}; give "
+                "another."
             )
         try:
             return self._infer(X, codes, weights)
@@ -454,8 +457,7 @@ _KERNELS = ("RBF", "Matern12", "Matern32", "Matern52", "RationalQuadratic")
 def _covariance(kernel, lengthscale_prior, variance_prior):
     lengthscale = numpyro.sample("lengthscale", dist.InverseGamma(*lengthscale_prior).to_event())
     variance = numpyro.sample("variance", dist.LogNormal(*variance_prior))
-    make = kernel if callable(kernel) else getattr(kernels, kernel)
-    return make(variance, lengthscale)
+    return getattr(kernels, kernel)(variance, lengthscale)
 
 
 @no_type_check
@@ -463,12 +465,14 @@ def _counted(weights):
     return nullcontext() if weights is None else numpyro.handlers.scale(scale=weights)
 
 
-def kernel_arguments(kernel, X, ard: bool) -> dict[str, Any]:
+def kernel_arguments(kernel, X, ard) -> dict[str, Any]:
     """Of the default models: the kernel, and `priors.lengthscale(X)` by its two numbers, each (D,)
     with `ard`. `DataError` where all rows of X (N, D) are equal.
     """
-    if not callable(kernel) and kernel not in _KERNELS:
-        raise DataError(f"kernel={kernel!r}: give one of {_KERNELS}, or a function.")
+    if kernel not in _KERNELS:
+        raise DataError(f"kernel={kernel!r}: give one of {_KERNELS}, or a model with your own.")
+    if not isinstance(ard, bool | np.bool_):
+        raise DataError(f"ard={ard!r}: give True or False.")
     prior: Any = priors.lengthscale(X, ard=ard)
     prior = getattr(prior, "base_dist", prior)
     found = {"lengthscale_prior": _pair(prior.concentration, prior.rate)}

@@ -160,7 +160,8 @@ def test_parameters_are_kept_and_settings_of_the_method_have_names():
     params = model.get_params()
     assert params["method"] is method and params["method__num_inducing"] == 7
     assert params["method__hyper__restarts"] == 1
-    assert set(model.get_params(deep=False)) == {"model", "method", "arguments", "random_state"}
+    own = {"model", "method", "arguments", "random_state", "kernel", "ard"}
+    assert set(model.get_params(deep=False)) == own
     changes = {"method__hyper__restarts": 2, "method__hyper": pg.MAP(tol=1e-2), "random_state": 4}
     copied.set_params(**changes, method__num_inducing=9)
     assert copied.method == pg.SVGP(num_inducing=9, hyper=pg.MAP(restarts=2, tol=1e-2))
@@ -253,7 +254,7 @@ def test_both_classes_are_in_the_reference():
 def test_a_covariance_of_y_is_refused_of_other_models(regressor):
     other = GPRegressor()
     vars(other).update({**vars(regressor), "model_": small_fits.classifier})
-    with pytest.raises(pg.ModelError, match="model=None.*sample_y"):
+    with pytest.raises(pg.ModelError, match="default model of numbers.*sample_y"):
         other.predict(X_NEW, return_cov=True)
     with pytest.raises(pg.DataError, match="one of them"):
         regressor.predict(X_NEW, return_std=True, return_cov=True)
@@ -357,6 +358,8 @@ def test_a_weight_divides_the_variance_of_the_noise(likelihood):
     at = lambda noise: pg.Laplace(hyper=pg.Fixed({**HYPER, "noise_scale": noise}))  # noqa: E731
     weighted = GPRegressor(method=at(NOISE), likelihood=likelihood)
     weighted.fit(X, y, sample_weight=np.full(len(y), 4.0))
+    std, covariance = (weighted.predict(X_NEW, **{f"return_{k}": True})[1] for k in ("std", "cov"))
+    np.testing.assert_allclose(np.diag(covariance), std**2, rtol=1e-9)
     less = GPRegressor(method=at(NOISE / 2), likelihood=likelihood).fit(X, y)
     assert weighted.log_evidence_ == pytest.approx(less.log_evidence_, abs=1e-8)
     np.testing.assert_allclose(weighted.predict(X_NEW), less.predict(X_NEW), rtol=1e-8)
@@ -386,6 +389,14 @@ def test_what_is_for_the_default_model_is_refused_beside_another():
         GPRegressor(likelihood="gamma").fit(X, numbers)
     with pytest.raises(pg.DataError, match=r"\['ard', 'likelihood'\] are for the default model"):
         GPRegressor(model=ard, ard=True, likelihood="poisson").fit(X, COUNTS)
+    with pytest.raises(pg.DataError, match=r"arguments=.*\['kernel'\] are options"):
+        GPRegressor(arguments={"kernel": "Matern52"}).fit(X, numbers)
+    with pytest.raises(pg.DataError, match="ard='no'"):
+        GPRegressor(ard="no").fit(X, numbers)
+    with pytest.raises(pg.DataError, match="kernel=.*model with your own"):
+        GPRegressor(kernel=pg.kernels.RBF()).fit(X, numbers)
+    with pytest.raises(pg.DataError, match="in rows of positive weight"):
+        GPClassifier().fit(X, labels, sample_weight=(labels == "no").astype(float))
     with pytest.raises(pg.DataError, match="sample_weight.*handlers.scale"):
         GPClassifier(model=ard).fit(X, labels, sample_weight=np.ones(len(X)))
     with pytest.raises(pg.DataError, match="mean of y is 0"):
