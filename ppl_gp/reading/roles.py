@@ -101,8 +101,8 @@ def require_gp(found: Roles, trace: dict) -> None:
         "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). Local "
         "methods also integrate Gaussian sites (Normal, MultivariateNormal, GaussianRandomWalk, "
         "CAR, ZeroSumNormal, ...) that enter one linear predictor, an array with one entry per "
-        "row: write a level that all rows share as b * jnp.ones(y.shape[0]). Steps that numpyro's "
-        f"scan draws are not read as such. {LISTED}"
+        "row: write a Gaussian level b that all rows share as b * jnp.ones(y.shape[0]), or as b * "
+        f"jnp.ones((y.shape[0], 1)) for rows of several entries. {LISTED}"
     )
 
 

@@ -473,7 +473,7 @@ def kernel_arguments(kernel, X, ard) -> dict[str, Any]:
         raise DataError(f"kernel={kernel!r}: give one of {_KERNELS}, or a model with your own.")
     if not isinstance(ard, bool | np.bool_):
         raise DataError(f"ard={ard!r}: give True or False.")
-    prior: Any = priors.lengthscale(X, ard=ard)
+    prior: Any = priors.lengthscale(X, ard=bool(ard))
     prior = getattr(prior, "base_dist", prior)
     found = {"lengthscale_prior": _pair(prior.concentration, prior.rate)}
     return found if kernel == "RBF" else {**found, "kernel": kernel}
