@@ -97,12 +97,16 @@ def require_gp(found: Roles, trace: dict) -> None:
             f"it with some noise in the data's plate: numpyro.sample('{observed[0]}', "
             "dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
         )
+    free = (*found.hyper, *found.local_latents)
+    kinds = ", ".join(f"{k} ({type(unwrap(trace[k]['fn'])).__name__})" for k in free)
     raise ModelError(
-        "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). Local "
-        "methods also integrate Gaussian sites (Normal, MultivariateNormal, GaussianRandomWalk, "
-        "CAR, ZeroSumNormal, ...) that enter one linear predictor, an array with one entry per "
-        "row: write a Gaussian level b that all rows share as b * jnp.ones(y.shape[0]), or as b * "
-        f"jnp.ones((y.shape[0], 1)) for rows of several entries. {LISTED}"
+        f"the model has no GP site{kinds and f', and no local method integrates {kinds}'}. Declare "
+        "a GP: f = numpyro.sample('f', pg.GP(kernel, X)). Local methods also integrate Gaussian "
+        "sites (Normal, MultivariateNormal, GaussianRandomWalk, CAR, ZeroSumNormal, ...) that "
+        "enter one linear predictor, an array of which each row sees its own entry alone, and no "
+        "function of a sum over the rows, or of other sites: write a Gaussian level b that all "
+        "rows share as b * jnp.ones(y.shape[0]), or as b * jnp.ones((y.shape[0], 1)) for rows of "
+        f"several entries. {LISTED}"
     )
 
 

@@ -220,7 +220,7 @@ def test_a_second_press_raises_where_the_first_ended_the_search(monkeypatch):
     "name, place",
     [
         ("svgp", "ppl_gp.infer.svgp.run.LongRun._first"),
-        pytest.param("collapsed", "ppl_gp.infer.svgp.collapsed._climb", marks=pytest.mark.slow),
+        pytest.param("collapsed", "ppl_gp.infer.svgp.step._climb", marks=pytest.mark.slow),
         pytest.param("batches", "ppl_gp.mean_field.batches.Run._advanced", marks=pytest.mark.slow),
     ],
 )

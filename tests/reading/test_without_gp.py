@@ -213,13 +213,53 @@ def lone(x, y=None, ones=False):
 
 
 @pytest.mark.parametrize("method", [pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
-def test_a_level_that_all_rows_share_is_one_entry_per_row(method):
+@pytest.mark.parametrize("ones", [False, True])
+def test_a_level_that_all_rows_share_is_integrated(method, ones):
     x, y = np.zeros(4), np.arange(4.0)
-    with pytest.raises(pg.ModelError, match=r"write a level .* as b \* jnp.ones\(y.shape\[0\]\)"):
-        pg.fit(lone, method, 0, x, y=y)
-    fit = pg.fit(lone, method, 0, x, y=y, ones=True)
+    fit = pg.fit(lone, method, 0, x, y=y, ones=ones)
     truth = multivariate_normal(np.zeros(4), 1.0 + 0.25 * np.eye(4)).logpdf(y)
     assert fit.log_evidence == pytest.approx(truth, abs=1e-9)
+
+
+def of_all_rows(x, y=None, seen="tanh of the mean"):
+    """Of a predictor with equal entries, which say nothing of where they come from."""
+    e = numpyro.sample("b", dist.Normal(0.0, 1.0)) * jnp.ones(x.shape[0])
+    means = {
+        "the mean": jnp.mean(e) + 0.0 * x,
+        "tanh of the mean": jnp.tanh(jnp.mean(e)) + 0.0 * x,
+        "the mean of tanh": jnp.mean(jnp.tanh(e)) + 0.0 * x,
+        "others' tanh": jnp.tanh(e) + jnp.mean(jnp.tanh(e)),
+        "sorted tanh": jnp.sort(jnp.tanh(e)),
+    }
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Normal(means[seen], 0.5), obs=y)
+
+
+@pytest.mark.parametrize("method", [pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "seen", ["tanh of the mean", "the mean of tanh", "others' tanh", "sorted tanh"]
+)
+def test_rows_that_see_other_rows_of_a_predictor_are_refused(method, seen):
+    with pytest.raises(pg.NotPointwiseError, match=r"of site \['y'\] couples values") as told:
+        pg.fit(of_all_rows, method, 0, np.zeros(4), y=np.arange(4.0), seen=seen)
+    assert "sorted" in seen or "(test_without_gp.py, line" in str(told.value)
+
+
+def test_a_mean_over_the_rows_before_the_predictor_is_a_part_of_it():
+    y = np.arange(4.0)
+    fit = pg.fit(of_all_rows, pg.EP(), 0, np.zeros(4), y=y, seen="the mean")
+    truth = multivariate_normal(np.zeros(4), 1.0 + 0.25 * np.eye(4)).logpdf(y)
+    assert fit.log_evidence == pytest.approx(truth, abs=1e-9)
+
+
+def test_without_a_predictor_the_sites_that_have_none_are_named():
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.StudentT(4.0))
+        with numpyro.plate("n", x.shape[0]):
+            numpyro.sample("y", dist.Normal(b, 0.5), obs=y)
+
+    with pytest.raises(pg.ModelError, match=r"no local method integrates b \(StudentT\)"):
+        pg.fit(model, pg.VI(), 0, np.zeros(4), y=np.arange(4.0))
 
 
 def test_one_event_of_all_rows_has_no_predictions_and_says_so():

@@ -18,14 +18,13 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.map import warn_if_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
-from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.prepare import prepare, with_other_points
 from ppl_gp.infer.svgp.problem import Problem, hyper_at
 from ppl_gp.infer.svgp.run import Checkpoints, LongRun, chunk_size, identity
 from ppl_gp.infer.svgp.start import Begun, other_length_scales
-from ppl_gp.infer.svgp.step import Reached, State, advance, begin
+from ppl_gp.infer.svgp.step import Reached, State, advance, begin, best_sites, climb
 from ppl_gp.kept import FromInducing
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.roles import require_no_subsampling, roles

@@ -125,20 +125,21 @@ def _plan(whole: Innovated, trace: dict, rest: Rest) -> Plan:
     axes = {k: _axis_from_right(trace[k]) for k in whole.sites}
     hyper = {k: v for k, v in rest.hyper.items() if k not in whole.sites}
     few = whole.resized(Rest(rest.arrays, hyper), 3)
-    functions, name = cast(Cut, whole.cut(few)).functions, "eta"
+    cut, name = cast(Cut, whole.cut(few)), "eta"
     while name in trace:
         name += "_"
     return Plan(
         whole.sites,
-        functions,
+        cut.functions,
         _are_independent(whole, trace, axes, few),
-        _softmax(whole, functions, few),
+        _softmax(whole, cut.functions, few),
         tuple((k, a) for k, a in axes.items() if a is not None),
         _observations(whole, trace, rest),
         tuple(sorted(hyper)),
         name,
         _factored(whole, few),
         whole.lone,
+        cut.coupled,
     )
 
 

@@ -42,7 +42,8 @@ class Plan:
     """What was found: the integrated sites, how many functions of them a datum sees, the axis of
     the data of those with one entry per datum, from the right, and what the predictor's site is
     called. `seen`: paths of arguments with one entry per datum that the predictor is computed from,
-    and no distribution: of a likelihood that is a factor. `lone`: as `Innovated` has it.
+    and no distribution: of a likelihood that is a factor. `lone`: as `Innovated` has it; `coupled`:
+    as `Cut` does.
     """
 
     sites: tuple[str, ...]
@@ -55,6 +56,7 @@ class Plan:
     name: str
     seen: tuple[str, ...] = ()
     lone: tuple[str, ...] = ()
+    coupled: tuple[tuple[str, str, str], ...] = ()
 
 
 def with_predictor(reading: Reading, plan: Plan) -> Reading:
@@ -69,6 +71,8 @@ def with_predictor(reading: Reading, plan: Plan) -> Reading:
         spread=left(reading.spread),
         variance=left(reading.variance),
         kernels=(*left(reading.kernels), *([(plan.name, paths)] if paths else [])),
+        coupled=(*((k, how) for k, how, _ in plan.coupled), *reading.coupled),
+        lines=(*((k, line) for k, _, line in plan.coupled), *reading.lines),
     )
 
 

@@ -5,7 +5,8 @@ A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + 
 of the graph of its operations. Among the arrays that are affine in z (`reading.dependence`, a
 proof) and hold one entry per datum, the smallest cut is found by maximal flow, each array counting
 as many as it has functions a datum; of equal ones the nearest to the outputs, offsets included. The
-sign of one function, or a known factor of a sum, counts as the link's.
+sign of one function, or a known factor of a sum, counts as the link's. Rows are proved to see their
+own entries alone (`reading.labels`), or the sites that see others are named.
 
 Cost: one trace, and O(V^2 E) at worst for a graph of V arrays and E operations.
 """
@@ -21,6 +22,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from ppl_gp.reading.dependence import Affine, Dependence
+from ppl_gp.reading.label_rules import LabelRules
 from ppl_gp.reading.walk import Walk, needed
 
 _SUMS = {"add", "add_any", "sub"}
@@ -36,6 +38,7 @@ class Predictors(NamedTuple):
     num_z: int  # leaves of z, the first inputs
     places: tuple[int, ...]
     tree: Any  # of the function's outputs
+    coupled: tuple = ()  # why rows of each output see other rows' entries, or None, if some do
 
     @property
     def every(self) -> list:
@@ -103,10 +106,29 @@ class Predictors(NamedTuple):
         ]
         sources = [v for v in jaxpr.invars[: self.num_z] if v in how]
         sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
-        if (found := _least(room, edges, sources, sinks)) is None:
+        found = least = _least(room, edges, sources, sinks)
+        while found and (mixed := self._mixed(found, first, data_axis)[0]):
+            room |= dict.fromkeys(mixed)
+            found = _least(room, edges, sources, sinks)
+        coupled = () if found else self._mixed(least or [], first, data_axis)[1]
+        if (found := found or least) is None:
             return None
         own = (_unscaled(jaxpr, v, how, first) if room[v] == 1 else v for v in found)
-        return self._replace(places=tuple(place[v] for v in own))
+        return self._replace(places=tuple(place[v] for v in own), coupled=coupled)
+
+    def _mixed(self, found: list, first: dict, data_axis: Callable) -> tuple[list, tuple]:
+        """(the arrays of a cut of which an output's row sees other rows' entries, `coupled`)."""
+        inputs, labels, every = self.closed.jaxpr.invars, LabelRules(), self.every
+        own = {v: labels.argument(v.aval.shape, free=True) for v in found}
+        given = {v: labels.argument(v.aval.shape, free=False) for v in inputs}
+        given |= {v: own[first[v]] for v in every if first[v] in own}
+        part = _part(self.closed, list(given), self.closed.jaxpr.outvars)
+        out = map(labels.entered, Walk(labels).closed(part, [*given.values()]))
+        rows = {v: labels.group(x.axes[data_axis(every.index(v))]) for v, x in own.items()}
+        seen = [{labels.group(a): c for (a, free), c in v.across.items() if free} for v in out]
+        crossed = {a for x in seen for a in x if a in rows.values()}
+        coupled = (next((c for a, c in x.items() if a in crossed), None) for x in seen)
+        return [v for v, a in rows.items() if a in crossed], tuple(coupled)
 
 
 def at_places(function: Callable, z, rest, places: tuple[int, ...] = ()) -> Predictors:
@@ -122,11 +144,15 @@ def _variables(jaxpr) -> list:
 
 def evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
     """The variables `wanted` from those `given`; nothing else is computed."""
+    return jaxpr_as_fun(_part(closed, list(given), wanted))(*given.values())
+
+
+def _part(closed: ClosedJaxpr, given: list, wanted) -> ClosedJaxpr:
     jaxpr = closed.jaxpr
     known = [v for v in jaxpr.constvars if v not in given]
     equations, _ = needed(jaxpr, wanted, {*given, *known})
-    part = jaxpr.replace(invars=list(given), eqns=equations, outvars=list(wanted))
-    return jaxpr_as_fun(ClosedJaxpr(part, closed.consts))(*given.values())
+    part = jaxpr.replace(invars=given, eqns=equations, outvars=list(wanted))
+    return ClosedJaxpr(part, closed.consts)
 
 
 def _entered(closed: ClosedJaxpr, inputs) -> list:

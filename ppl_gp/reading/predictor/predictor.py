@@ -27,11 +27,13 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.kernels.pairs import unused
 from ppl_gp.reading.dependence import Dependence, dependence
 from ppl_gp.reading.digest import Bones
+from ppl_gp.reading.labels import Cause
 from ppl_gp.reading.predictor.cut import Predictors, at_places
 from ppl_gp.reading.predictor.skeleton import Skeleton
 from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import run
+from ppl_gp.reading.walk import line_of
 
 Root = Callable[[Array], Array]
 
@@ -204,13 +206,15 @@ def is_gaussian(site: dict) -> bool:
 
 class Cut(NamedTuple):
     """Where the predictors stand in the model's flat jaxpr, of `size` arrays, and the axis of the
-    data in each; they are `functions` functions a datum in all.
+    data in each; they are `functions` functions a datum in all. `coupled`: (observed site, how,
+    the line) of those of which a row sees other rows' entries.
     """
 
     places: tuple[int, ...]
     axes: tuple[int, ...]
     size: int
     functions: int
+    coupled: tuple[tuple[str, str, str], ...]
 
 
 class Innovated(NamedTuple):
@@ -302,7 +306,12 @@ def _cut(moved: Innovated, structure, leaves) -> Cut | None:
     where = tuple(axis for i in found.places if (axis := axes[i]) is not None)
     sizes = zip(found.places, where, strict=True)
     functions = sum(math.prod(at[i]) // at[i][axis] for i, axis in sizes)
-    return Cut(found.places, where, len(at), functions)
+    causes = jax.tree.unflatten(found.tree, found.coupled) if found.coupled else {}
+    told = (
+        (k, jax.tree.leaves(c, is_leaf=lambda x: isinstance(x, Cause))) for k, c in causes.items()
+    )
+    coupled = tuple((k, c[0].kind, line_of(c[0].source)) for k, c in told if c)
+    return Cut(found.places, where, len(at), functions, coupled)
 
 
 def _seeing(moved: Innovated) -> tuple[Callable, dict[str, Bones]]:
