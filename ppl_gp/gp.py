@@ -52,8 +52,7 @@ def unwrap(fn) -> Any:
 
 def bare(fn: dist.Distribution) -> dist.Distribution:
     """The distribution without masks and `to_event`, at its full batch shape."""
-    core = unwrap(fn)
-    return core.expand(bare_shape(fn))
+    return unwrap(fn).expand(bare_shape(fn))
 
 
 def bare_shape(fn: dist.Distribution) -> tuple[int, ...]:
@@ -167,8 +166,7 @@ class GP(dist.Distribution):
 
     def factor(self):
         """(L, added): L L^T = covariance_matrix + added I, 0 unless the jitter was raised."""
-        K = self.covariance_matrix
-        return robust_cholesky(K, jitter_of(self.kernel, self.X))
+        return robust_cholesky(self.covariance_matrix, jitter_of(self.kernel, self.X))
 
     def unwhiten(self, white):
         """f = m + L v for `white` v, (..., N). If v ~ N(0, I), f has this prior. O(N^3)."""

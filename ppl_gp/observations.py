@@ -130,8 +130,7 @@ class OrdinalProbit(_OfClasses):
         return self.cutpoints.shape[-1] + 1
 
     def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
-        shape = sample_shape + self.batch_shape
-        noisy = self.f + random.normal(key, shape, self.f.dtype)
+        noisy = self.f + random.normal(key, sample_shape + self.batch_shape, self.f.dtype)
         return jnp.sum(noisy[..., None] > self.cutpoints, -1)
 
     @validate_sample

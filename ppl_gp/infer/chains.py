@@ -129,8 +129,7 @@ def run_chains(
     total = config.num_warmup + config.num_samples
     (_, parts), _ = interruptible(stages, label, total, progress)
     record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
-    values = _postprocess(kernel, record.pop("z"), args, kwargs)
-    return Chains(values, record)
+    return Chains(_postprocess(kernel, record.pop("z"), args, kwargs), record)
 
 
 def _stages(kernel, states, args, kwargs, schedule) -> Iterator[Stage[tuple[Any, list]]]:

@@ -81,8 +81,7 @@ def require_finite(rows, of: str, where: str, cause: str = _CAUSE) -> None:
 
 def probe(log_lik: LogLikelihood) -> None:
     """Require that a datum sees functions at its own row alone, and finite terms."""
-    reading = reading_of(log_lik.joint.model)
-    reading.require_pointwise("a local method", (log_lik.site,))
+    reading_of(log_lik.joint.model).require_pointwise("a local method", (log_lik.site,))
     functions = () if log_lik.functions == 1 else (log_lik.functions,)
     probe_finite(log_lik.joint, {log_lik.site: (*functions, log_lik.num)})
 

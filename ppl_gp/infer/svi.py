@@ -263,8 +263,7 @@ def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
 
 def _of_mode(guide, params, key, space: Space) -> dict:
     """What `Laplace()` says of a Gaussian at the mode, by importance weights of its draws."""
-    drawn = _draws(guide, params, key, _OWN, space.args, space.kwargs)
-    joint, u = of_draws(space, drawn)
+    joint, u = of_draws(space, _draws(guide, params, key, _OWN, space.args, space.kwargs))
     L = cholesky(jnp.cov(u.T).reshape(u.shape[1], -1))
     squares = jnp.sum(solve_lower(L, (u - u.mean(0)).T) ** 2, 0)
     log_w = np.asarray(lax.map(joint, u) + 0.5 * squares)

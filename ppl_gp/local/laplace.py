@@ -154,8 +154,7 @@ class Laplace(LocalMethod):
         )
         code = jnp.where(state.code == _RUNNING, Result.max_steps.code, state.code)
         if functions_of(log_lik) > 1:
-            told = _is_told(state, mean, log_lik)
-            code = jnp.where(told, code, Result.nonfinite.code)
+            code = jnp.where(_is_told(state, mean, log_lik), code, Result.nonfinite.code)
         return Solution(state.sites, state.marginals, state.at, state.steps, state.decrement, code)
 
     def centred(self, K, mean, log_lik, sites, q):

@@ -172,5 +172,4 @@ def lower(A: Array) -> Array:
 
 def by_element(batch: tuple[int, ...], *parts: Array) -> Array:
     """(E, T) of parts (*batch, T_i), one after another."""
-    num = math.prod(batch)
-    return jnp.concatenate([x.reshape(num, -1) for x in parts], 1)
+    return jnp.concatenate([x.reshape(math.prod(batch), -1) for x in parts], 1)

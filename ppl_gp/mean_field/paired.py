@@ -175,8 +175,7 @@ class NormalGamma(Pair):
         mean_w, log_w, mean, C = coordinates
         moved = mean_w[..., None] * mean
         square = C + moved[..., :, None] * mean[..., None, :]
-        own = jnp.stack([mean_w, log_w], -1)
-        return by_element(self.batch, own, moved, lower(square))
+        return by_element(self.batch, jnp.stack([mean_w, log_w], -1), moved, lower(square))
 
     def statistics(self, row):
         w, m = jnp.exp(row[0]), row[1:]

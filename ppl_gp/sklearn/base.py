@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from ppl_gp.errors import DataError, ModelError, Result, StoreError, warn
+from ppl_gp.frames.opened import Labelled, opened
 from ppl_gp.infer.fit import fit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
@@ -119,10 +120,25 @@ class GPEstimator(BaseEstimator, abc.ABC):
     def _method_for(self, num_rows: int):
         return self._default_method() if num_rows <= DENSE_ROWS else SVGP()
 
+    def _checked(self, X, y="no_validation", **checks):
+        """X, or (X, y), as scikit-learn checks them. A frame with columns of labels stays one, as
+        `fit` reads labels itself, and the user's model takes them as integers.
+        """
+        table = opened("X", X)
+        columns = zip(table.names.columns or (), table.parts, strict=False) if table else ()
+        labelled = [k for k, part in columns if isinstance(part, Labelled)]
+        if labelled and self.model is None:
+            raise DataError(
+                f"{type(self).__name__}: columns {labelled} of X are text, and the kernel of the "
+                "default model needs numbers. Encode them in a pipeline (OneHotEncoder), or give a "
+                "model= that uses them as indices of effects."
+            )
+        return validate_data(self, X, y, dtype=FLOATS, skip_check_array=bool(labelled), **checks)
+
     def _inputs(self, X):
         """X checked against the training inputs, for a prediction."""
         check_is_fitted(self)
-        return np.asarray(validate_data(self, X, reset=False, dtype=FLOATS))
+        return self._checked(X, reset=False)
 
     def _predicted(self, X, **options):
         """The `Prediction` at X."""

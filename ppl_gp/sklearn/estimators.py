@@ -16,14 +16,13 @@ import numpyro.distributions as dist
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from ppl_gp import kernels, priors
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
 from ppl_gp.local.ep import EP
 from ppl_gp.local.laplace import Laplace
-from ppl_gp.sklearn.base import FLOATS, GPEstimator
+from ppl_gp.sklearn.base import GPEstimator
 
 
 class GPRegressor(RegressorMixin, GPEstimator):
@@ -129,9 +128,8 @@ class GPRegressor(RegressorMixin, GPEstimator):
             As `pg.fit`. For the default model also if all rows of X, or all of y, are equal.
         """
         fewest = 2 if self.model is None else 1  # one row has no distances and no variance
-        checks = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
-        X, y = map(np.asarray, validate_data(self, X, y, **checks))
-        X, y, weights = self._weighted(sample_weight, X, y)
+        X, y = self._checked(X, y, y_numeric=True, ensure_min_samples=fewest)
+        X, y, weights = self._weighted(sample_weight, X, np.asarray(y))
         if self.model is None:
             counts = self.likelihood in _COUNTS and np.all(y == np.floor(y))
             y = y.astype(int if counts else X.dtype)
@@ -311,9 +309,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):
         ModelError
             If the method cannot fit the model.
         """
-        X, y = validate_data(self, X, y, dtype=FLOATS)
+        X, y = self._checked(X, y)
         check_classification_targets(y)
-        X, y, weights = self._weighted(sample_weight, np.asarray(X), np.asarray(y))
+        X, y, weights = self._weighted(sample_weight, X, np.asarray(y))
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(

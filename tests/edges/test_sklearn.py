@@ -405,3 +405,30 @@ def test_what_is_for_the_default_model_is_refused_beside_another():
         GPRegressor(likelihood="poisson").fit(X, np.abs(numbers))
     with pytest.raises(ValueError, match="Negative values"):
         GPRegressor().fit(X, numbers, sample_weight=-np.ones(len(X)))
+
+
+def by_ward(X, y=None):
+    u = numpyro.sample("u", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(u[X[:, 1].astype(int)] + X[:, 0], NOISE), obs=y)
+
+
+def test_a_users_model_takes_columns_of_text():
+    """The labels reach it as `pg.fit` hands them over, in folds and in a pickle too."""
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(4)
+    ward, age = np.array(["west", "north", "south"] * 8), rng.normal(size=24)
+    y = age + (ward == "west") + NOISE * rng.normal(size=24)
+    frame = pandas.DataFrame({"age": age, "ward": ward})
+    regressor = GPRegressor(by_ward, pg.Laplace(hyper=pg.Fixed({})))
+    found, same = regressor.fit(frame, y), pg.fit(by_ward, regressor.method, 0, frame, y=y)
+    assert found.log_evidence_ == pytest.approx(same.log_evidence, abs=1e-10)
+    new = frame.iloc[[0, 2]]
+    np.testing.assert_allclose(found.predict(new), same.predict(new).mean, rtol=1e-10)
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(found)).predict(new), found.predict(new))
+    assert np.all(np.isfinite(cross_val_score(clone(found), frame, y, cv=2)))
+    with pytest.raises(pg.DataError, match=r"'ward', has \['east'\]"):
+        found.predict(new.assign(ward="east"))
+    for estimator in (GPRegressor(), GPClassifier()):
+        with pytest.raises(pg.DataError, match=r"columns \['ward'\] of X are text.*OneHotEncoder"):
+            estimator.fit(frame, y > 0)

@@ -354,5 +354,4 @@ def _spreads_in_scales(model, args, kwargs, hyper: dict) -> list[Array]:
 
 
 def _priors(fn: Any) -> list:
-    whole = isinstance(fn, PredictorGP)
-    return list(fn.behind.priors().values()) if whole else [fn]
+    return list(fn.behind.priors().values()) if isinstance(fn, PredictorGP) else [fn]

@@ -193,8 +193,7 @@ def holding(model: Callable, hyper) -> Callable:
             return None
         if (name := site["name"]) in values and not site.get("is_observed"):
             return _checked(f"{label}['{name}']", values[name], site)
-        improper = site["value"] is None and cannot_be_drawn(site)
-        return inside(site) if improper else None
+        return inside(site) if site["value"] is None and cannot_be_drawn(site) else None
 
     return handlers.substitute(model, substitute_fn=value)
 

@@ -212,8 +212,7 @@ def _unscaled(jaxpr, variable, how: dict, first: dict):
     scaled = variable
     while scaled in made and _is_known_multiple(made[scaled]):
         scaled = behind(scaled)
-    is_sum = scaled in made and made[scaled].primitive.name in _SUMS
-    return scaled if is_sum else variable
+    return scaled if scaled in made and made[scaled].primitive.name in _SUMS else variable
 
 
 def _is_known_multiple(equation) -> bool:

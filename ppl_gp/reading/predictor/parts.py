@@ -323,16 +323,14 @@ def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "R P n"]:
     num = units.pop(axis)
 
     def alike(unit):
-        rows = jnp.broadcast_to(unit[..., None], (*unit.shape, num))
-        return jnp.moveaxis(rows, -1, axis)
+        return jnp.moveaxis(jnp.broadcast_to(unit[..., None], (*unit.shape, num)), -1, axis)
 
     return jnp.moveaxis(jax.vmap(lambda b: pushed(alike(b)))(_basis(units)), 0, 1)
 
 
 def columns(fn, pushed: Callable):
     """(U, ...): `pushed` at the innovations L e_1, ..., L e_U of a site."""
-    root = root_of(fn)
-    return jax.vmap(lambda b: pushed(root(b)))(_basis(fn.shape()))
+    return jax.vmap(lambda b: pushed(root_of(fn)(b)))(_basis(fn.shape()))
 
 
 def factor_of(values: Callable, fn, zero) -> dict[str, Table]:

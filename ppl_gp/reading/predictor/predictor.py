@@ -200,8 +200,7 @@ class Traced(NamedTuple):
 
 def is_gaussian(site: dict) -> bool:
     """Whether a site is unobserved and its distribution Gaussian."""
-    hidden = site["type"] == "sample" and not site["is_observed"]
-    return hidden and gaussian(site["fn"])
+    return site["type"] == "sample" and not site["is_observed"] and gaussian(site["fn"])
 
 
 class Cut(NamedTuple):

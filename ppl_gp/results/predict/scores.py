@@ -36,11 +36,7 @@ from ppl_gp.results.predict.prediction import (
     outcome_probabilities,
     predict,
 )
-from ppl_gp.results.query.layout import (
-    observing,
-    require_no_such_argument,
-    with_observations,
-)
+from ppl_gp.results.query.layout import observing, require_no_such_argument, with_observations
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs, query_at
 from ppl_gp.results.record import Record
 from ppl_gp.settings import as_key

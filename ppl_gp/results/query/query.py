@@ -28,11 +28,7 @@ from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.predictor.predictor import Rest
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.tracing import annotated, is_valid, reading_of, run, set_gps
-from ppl_gp.results.query.layout import (
-    Layout,
-    ObservedSite,
-    layout,
-)
+from ppl_gp.results.query.layout import Layout, ObservedSite, layout
 from ppl_gp.results.query.new_inputs import (
     new_arguments,
     num_rows,
