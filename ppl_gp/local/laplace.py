@@ -189,8 +189,7 @@ class Laplace(LocalMethod):
         q, R = condition_for_gradients(K, mean, sites)
         f = solution.marginals.mean
         half = pulled_to(sites.nat2, -0.5 * q.variance)  # of -log|B| / 2
-        mode_bar = _bend(log_lik, f, sites, half)
-        w, Kw = moved(K, R, mode_bar)
+        w, Kw = moved(K, R, _bend(log_lik, f, sites, half))
         K_bar = pulled_back(K, R, jnp.ones((), K.dtype), w, q.alpha)
 
         def held(lik):

@@ -244,8 +244,7 @@ def over_all_data(
         values = [float(_rest(problem.at(first), q))]
         for rows in sweep:
             rows = source.unpadded(rows) if isinstance(source, StreamSource) else rows
-            begin = problem.with_rows(q, len(rows.weights))
-            here, value = at_once(problem.at(rows), begin)
+            here, value = at_once(problem.at(rows), problem.with_rows(q, len(rows.weights)))
             if np.isfinite(value):
                 problem.require_conjugate(rows, here)
             values.append(float(value))

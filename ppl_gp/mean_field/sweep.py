@@ -113,8 +113,7 @@ def _bound(joint: LogJoint, term: Term, seen, rest: Values) -> Array:
     mean, second = (_over_nodes(moment(p), seen, rest, lambda x: x) for p in (1, 2))
     eta, y, total = joint.logistic(term.site, rest)
     xi = jnp.sqrt(lax.stop_gradient(second))
-    rate = lam(xi)
-    bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - rate * (second - xi**2)
+    bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - lam(xi) * (second - xi**2)
     # what is no logistic term: binomial coefficients
     extra = joint.term(term.site, rest) - (y * eta - total * jax.nn.softplus(eta))
     return jnp.sum((y - 0.5 * total) * mean + total * bound + lax.stop_gradient(extra))

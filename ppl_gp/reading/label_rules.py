@@ -99,8 +99,7 @@ class LabelRules(Labels):
         ]
         lost, found = [self.length(x, i) if a is None else a for x, i, a in axes], []
         for shape in map(_shape, e.outvars):
-            none = (None,) * len(shape)
-            out = self.merged(into, none, lost, e.primitive.name, "unknown")
+            out = self.merged(into, (None,) * len(shape), lost, e.primitive.name, "unknown")
             found.append(self._unlike(out, shape, range(len(shape)), e, "unknown"))
         return found
 

@@ -199,8 +199,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     points, log_design = beyond.points, beyond.log_design
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     solved = np.asarray(at.loss) < UNUSABLE
-    log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
-    log_weights = log_density + log_design
+    log_weights = np.where(solved, -np.asarray(at.loss), -np.inf) + log_design
     total = float(np.asarray(logsumexp(log_weights)))
     with np.errstate(invalid="ignore"):  # where no point was solved
         log_weights = log_weights - total

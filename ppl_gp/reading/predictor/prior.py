@@ -84,8 +84,7 @@ class Behind:
         skeleton, given = model.skeleton, {**kernel.tables, **model.skeleton.unpacked(X)}
         arrays = skeleton.complete(given, self.num)
         self.args = skeleton.arguments(arrays)
-        several = arrays if self.num > 1 else skeleton.twice(arrays)
-        self.rest = Rest(several, self.hyper)
+        self.rest = Rest(arrays if self.num > 1 else skeleton.twice(arrays), self.hyper)
         trace = run(self.source, *self.args, self.hyper)
         self.fns = {k: trace[k]["fn"] for k in model.plan.sites}
         self.zero = {k: jnp.zeros(fn.shape()) for k, fn in self.fns.items()}
