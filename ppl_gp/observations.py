@@ -234,8 +234,7 @@ class MultinomialProbit(_OfClasses):
         f = jnp.broadcast_to(self.f, (*shape, self.num_classes))
         value = jnp.broadcast_to(jnp.asarray(value, int), shape)[..., None]
         own = jnp.take_along_axis(f, value, -1)
-        others = jnp.arange(self.num_classes) != value
-        return _log_all_below(own - f, others)
+        return _log_all_below(own - f, jnp.arange(self.num_classes) != value)
 
     @property
     def probs(self) -> Float[Array, "... C"]:
@@ -267,6 +266,5 @@ def _mode(log_g, start):
     """(the mode of concave functions of one variable each, their standard deviations there)."""
     slope = jax.grad(lambda u: jnp.sum(log_g(u)))
     curvature = jax.grad(lambda u: jnp.sum(slope(u)))
-    step = lambda _, u: u - slope(u) / curvature(u)  # noqa: E731
-    centre = lax.fori_loop(0, _STEPS, step, start)
+    centre = lax.fori_loop(0, _STEPS, lambda _, u: u - slope(u) / curvature(u), start)
     return lax.stop_gradient((centre, lax.rsqrt(-curvature(centre))))

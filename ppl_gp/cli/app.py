@@ -193,18 +193,25 @@ def predict(
         Path, typer.Option("--fit", help="METHOD.fit as written by `ppl-gp fit`, in its folder.")
     ],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+    quantiles: Annotated[
+        str, typer.Option(help="Levels of the quantiles of a new observation.")
+    ] = "0.05,0.5,0.95",
 ):
     """Predict at every row of DATA.csv from a saved fit; the training data are not needed."""
     if not saved.is_file():
         raise DataError(f"--fit {saved} is no file; give METHOD.fit as `ppl-gp fit` wrote it.")
     preparation = Preparation.load(saved.parent / "preparation.json")
+    try:
+        levels = tuple(map(float, quantiles.split(",")))
+    except ValueError as error:
+        raise DataError(f"--quantiles {quantiles}: give levels such as 0.05,0.5,0.95.") from error
     fitted, columns = load(saved, load_model(model)), read_table(data)
     require_same_run(saved, fitted, preparation)
     X = preparation.X(columns)
     found = fitted.predict(X)
     if not (isinstance(found.mean, dict) or is_classification(found)):
-        found = fitted.predict(X, quantiles=LEVELS)
-    write_predictions(out, found, preparation, columns)
+        found = fitted.predict(X, quantiles=levels)
+    write_predictions(out, found, preparation, columns, levels)
     print(out)
 
 
@@ -289,15 +296,14 @@ def require_same_run(saved: Path, fit: Fit, preparation: Preparation) -> None:
             )
 
 
-LEVELS = (0.05, 0.5, 0.95)
 _FROM_PYTHON = "predict from Python: pg.load(...).predict(X_new)."
 
 
 def write_predictions(
-    path: Path, prediction: Prediction, preparation: Preparation, columns: Columns
+    path: Path, prediction: Prediction, preparation: Preparation, columns: Columns, levels: tuple
 ) -> None:
     """One row per input row: its number and inputs as they are in the file, mean and standard
-    deviation of f; p(y = k) for each label, else mean, sd and `LEVELS` quantiles of y.
+    deviation of f; p(y = k) for each label, else mean, sd and quantiles of y at these `levels`.
     """
     if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
         raise ModelError(f"the model has several GP or observed sites; {_FROM_PYTHON}")
@@ -316,7 +322,7 @@ def write_predictions(
         table |= {"mean": prediction.mean, "sd": np.sqrt(np.asarray(prediction.variance))}
     if prediction.quantiles is not None:
         ends = np.asarray(prediction.quantiles)
-        table |= {f"y_{level:g}": ends[i] for i, level in enumerate(LEVELS)}
+        table |= {f"y_{level:g}": ends[i] for i, level in enumerate(levels)}
     found = {name: np.asarray(column) for name, column in table.items()}
     if several := {name: column.shape for name, column in found.items() if column.ndim != 1}:
         raise ModelError(f"a row has several values of {several}; {_FROM_PYTHON}")

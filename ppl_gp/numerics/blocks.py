@@ -163,8 +163,7 @@ def lower_root(A: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:
 def is_semidefinite(A: Float[Array, "*batch R R"]) -> Bool[Array, "*batch"]:
     """Whether A is positive semi-definite, up to rounding: elimination leaves nothing."""
     _, rest = _eliminated(A)
-    limit = _LEFT * jnp.finfo(A.dtype).eps * _scale(A)
-    return jnp.max(jnp.abs(rest), (-1, -2)) <= limit
+    return jnp.max(jnp.abs(rest), (-1, -2)) <= _LEFT * jnp.finfo(A.dtype).eps * _scale(A)
 
 
 def is_definite(A: Float[Array, "*batch R R"]) -> Bool[Array, "*batch"]:

@@ -330,7 +330,7 @@ def test_predictions_of_numbers_have_quantiles(tmp_path):
         variance=plain**2,
         quantiles=np.stack([plain - 1, plain, plain + 1]),
     )
-    write_predictions(path, found, prepare(columns, "y", False), columns)
+    write_predictions(path, found, prepare(columns, "y", False), columns, (0.025, 0.5, 0.975))
     first = rows(path)[3]
     assert list(first) == [
         "row",
@@ -339,9 +339,9 @@ def test_predictions_of_numbers_have_quantiles(tmp_path):
         "f_sd",
         "mean",
         "sd",
-        "y_0.05",
+        "y_0.025",
         "y_0.5",
-        "y_0.95",
+        "y_0.975",
     ]
     assert [float(x) for x in first.values()] == [4, 3, 3, 3**0.5, 3, 3, 2, 3, 4]
 
@@ -355,6 +355,8 @@ def test_predict_errors(data, tmp_path):
     prepare(read_csv(data), "kind", True).save(tmp_path / "preparation.json")
     result = run("predict", MODEL, data, "--fit", tmp_path / "bad.fit")
     assert result.exit_code == 2 and "bad.fit" in result.stderr
+    result = run("predict", MODEL, data, "--fit", tmp_path / "bad.fit", "--quantiles", "0.1;0.9")
+    assert result.exit_code == 2 and "--quantiles 0.1;0.9: give levels" in result.stderr
     for content in (
         "[]",
         "{}",

@@ -65,8 +65,7 @@ class Skeleton:
 
     def num_rows(self, arrays: Mapping[str, Any]) -> int:
         """Rows of what is given."""
-        sizes = (arrays[p].shape[a] for p, a in self.rows if arrays.get(p) is not None)
-        return next(sizes)
+        return next(arrays[p].shape[a] for p, a in self.rows if arrays.get(p) is not None)
 
     def resized(self, arrays: Mapping[str, Any], num: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and types of the arrays, for another number of rows."""

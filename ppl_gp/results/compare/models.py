@@ -249,8 +249,7 @@ def _seen(site: dict) -> _Seen:
     scale = np.broadcast_to(1.0 if site["scale"] is None else site["scale"], fn.batch_shape)
     mask = np.asarray(mask_of(fn))
     mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, bare_shape(fn)))
-    events = values.ndim - mask.ndim
-    mask = mask.reshape(*mask.shape, *(1,) * max(events, 0))
+    mask = mask.reshape(*mask.shape, *(1,) * max(values.ndim - mask.ndim, 0))
     return _Seen(np.squeeze(np.where(mask, values, np.nan)), np.squeeze(scale))
 
 

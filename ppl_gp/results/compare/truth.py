@@ -246,8 +246,7 @@ def _ascents(log_lik, mean, R, centre, key):
         inverse = tril_inverse(precision_factor(log_lik, mean, R, u))
         direction = inverse.T @ (inverse @ g)
         trials = u + jnp.array((0.0, *FRACTIONS), u.dtype)[:, None] * direction
-        values = jnp.nan_to_num(jax.vmap(objective)(trials), nan=-jnp.inf)
-        new = trials[jnp.argmax(values)]
+        new = trials[jnp.argmax(jnp.nan_to_num(jax.vmap(objective)(trials), nan=-jnp.inf))]
         return new, jnp.max(jnp.abs(new - u)), steps + 1
 
     def ascend(start):
