@@ -186,8 +186,7 @@ class GP(dist.Distribution):
     def log_prob(self, value):
         """log N(value; m, K), nats; value (..., N)."""
         L = self.scale_tril
-        centred = jnp.reshape(value - self.mean, (-1, self.event_shape[0]))
-        white = solve_lower(L, centred.T)
+        white = solve_lower(L, jnp.reshape(value - self.mean, (-1, self.event_shape[0])).T)
         constant = half_log_det(L) + 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi)
         return jnp.reshape(-0.5 * jnp.sum(white**2, 0), jnp.shape(value)[:-1]) - constant
 

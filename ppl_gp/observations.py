@@ -250,8 +250,7 @@ def _log_all_below(d, mask):
     """
 
     def log_g(u, d):
-        terms = log_ndtr(u[..., None] + d)
-        return -0.5 * u**2 + jnp.sum(jnp.where(mask, terms, 0.0), -1)
+        return -0.5 * u**2 + jnp.sum(jnp.where(mask, log_ndtr(u[..., None] + d), 0.0), -1)
 
     centre, scale = _mode(lambda u: log_g(u, lax.stop_gradient(d)), jnp.zeros_like(d[..., 0]))
     x, w = np.polynomial.hermite_e.hermegauss(_NODES)

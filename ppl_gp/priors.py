@@ -111,7 +111,7 @@ def variance(y, *, tail: float = 0.01) -> dist.Distribution:
     unit = float(np.max(np.abs(y))) or 1.0  # squares of large or small numbers leave floating point
     found = float(np.var(y / unit))
     if not found > 0.0:
-        raise DataError("priors.variance(y): all values of y are equal.")
+        raise DataError("priors.variance(y): all values of y are equal; give your own prior.")
     log_variance = math.log(found) + 2.0 * math.log(unit)
     return dist.LogNormal(log_variance, math.log(_FACTOR) / NormalDist().inv_cdf(1.0 - tail))
 

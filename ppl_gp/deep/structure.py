@@ -10,8 +10,9 @@ import numpy as np
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.dependence import reached
+from ppl_gp.reading.predictor.predictor import require_gp
 from ppl_gp.reading.refusals import observes_nothing
-from ppl_gp.reading.roles import Roles, require_gp
+from ppl_gp.reading.roles import Roles
 
 
 class Structure(NamedTuple):

@@ -31,13 +31,14 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
+from ppl_gp.infer.bounded import require_bounded
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
 from ppl_gp.infer.hyper import grid, map, point, sample  # noqa: F401
 from ppl_gp.infer.hyper.point import LocalProblem, infer_hyper, wide_column
 from ppl_gp.infer.hyper.space import Space, fixed_values, given, held, holding, starts, transform
-from ppl_gp.infer.maximised import integrated, require_bounded, require_no_maximised_effects
+from ppl_gp.infer.maximised import integrated, require_no_maximised_effects
 from ppl_gp.infer.mcmc.nuts import require_samplable
 from ppl_gp.infer.probes import observed_trace, probe, require_numbers
 from ppl_gp.local.laplace import Laplace
@@ -47,8 +48,9 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.factors import factors_of, read
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
+from ppl_gp.reading.predictor.predictor import require_gp
 from ppl_gp.reading.refusals import require_observations
-from ppl_gp.reading.roles import is_missing_part, require_gp, require_no_subsampling, roles, scored
+from ppl_gp.reading.roles import is_missing_part, require_no_subsampling, roles, scored
 from ppl_gp.reading.tracing import run, run_at_once
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit

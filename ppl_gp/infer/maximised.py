@@ -1,13 +1,12 @@
 """What of a model a local method integrates; and what `MAP` would hold at its mode: effects that
-are not integrated are refused, unless `maximise=` names them; and sites whose spread is unknown, as
-then no mode need exist.
+are not integrated are refused, unless `maximise=` names them.
 
 The refusal is a rule by role, whatever the prior: the mode of D values is not their posterior, and
 together with their scale it is far from it or does not exist (tau became .99 instead of .4 for
 tau u[g] with Student's t).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import equinox as eqx
@@ -19,6 +18,7 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ONE_TABLE, DataError, ModelError, warn
 from ppl_gp.gp import bare, unwrap
+from ppl_gp.infer.bounded import remedies, require_bounded, to_fill
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.dependence import bend, sources
@@ -26,9 +26,8 @@ from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes, keyed
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.predictor import gaussian, is_gaussian, mean_of
-from ppl_gp.reading.predictor.prior import PredictorGP
-from ppl_gp.reading.reading import Declared, Reading
+from ppl_gp.reading.predictor.predictor import Rest, gaussian, is_gaussian, mean_of
+from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import cannot_be_drawn, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import line_of
@@ -39,6 +38,7 @@ _DECLARED = {
     dist.OrderedLogistic: ("predictor", "cutpoints"),
     dist.NegativeBinomial2: ("mean", "concentration"),
 }
+_MORE = "with {} a datum depends on more functions than without"
 _UNREAD = (
     "the model cannot be traced at another number of rows, for example because it holds arrays of "
     "one entry per row, or writes their number down (numpyro.plate('units', 12)), and no linear "
@@ -55,8 +55,12 @@ def integrated(
     """
     which, name = method.integrate, type(method).__name__
     if which == GAUSSIAN:
-        # `Laplace` has the joint mode of a model without another predictor
-        return collapse(model, args, kwargs, given, lone=not isinstance(method, Laplace))
+        # `Laplace` has the joint mode of a model without a predictor of rows that stand alone
+        by_mode = isinstance(method, Laplace)
+        found = collapse(model, args, kwargs, given, lone=not by_mode)
+        coupled = isinstance(found, Collapsed) and found.reading.coupled
+        has_gps = bool(roles(run(model, args, kwargs, given)).gps) if coupled else False
+        return model if by_mode and coupled and not has_gps else found
     if not isinstance(which, tuple) or not all(isinstance(k, str) for k in which):
         raise DataError(
             f"{name}(integrate={which!r}): give '{GAUSSIAN}' or a tuple of names of sites."
@@ -110,6 +114,10 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
     bent = [k for k in alone if not (points or maximise or _kind(trace[k]) == "Delta")]
     bent = [k for k in bent if _joins(source, args, kwargs, functions, k)]
     causes |= {k: f"the prior of {{}}, {_kind(trace[k])}, is not Gaussian" for k in bent}
+    single = [k for k in gaussians if k in seen.shared and k not in (*many, *causes, *points)]
+    for k in () if points or maximise else single:
+        if named := _met(source, args, kwargs, trace, [*functions, k], k):
+            causes[k] = f"{_MORE}. A local method with integrate={named!r} integrates it"
     if points:
         if causes.keys().isdisjoint(points):
             require_bounded(trace, source.reading, method, points, integrated=functions)
@@ -117,16 +125,18 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
         why = _why(trace, seen, points, joined, causes)
         flat = [k for k in points if cannot_be_drawn(trace[k])]  # a search wants a start, too
         use = remedies(trace, source.reading, functions, beside, drawn=not flat)
-        start = f", init={_values(flat)}" if flat else ""
+        start = f", init={to_fill(flat)}" if flat else ""
         wide = ", or a normal prior of a large scale" if flat else ""
+        known = (
+            f"; hyper=MAP(maximise={tuple(points)!r}{start}) says that you know: points, which the "
+            "evidence and the variances of predictions take as known (where tried, 2 values of 50 "
+            "rows: evidence 4.7 nats too high, variances down to 0.78 of the right ones)"
+        )
         raise ModelError(
             f"{method} would maximise {', '.join(map(repr, points))} "
             f"({sum(np.size(trace[k]['value']) for k in points)} values) together with "
             f"{beside or 'the hyperparameters'}, far from their posterior if one scales the other, "
-            f"and does not integrate them: {why}. Use {use}{wide}; "
-            f"hyper=MAP(maximise={tuple(points)!r}{start}) says that you know: points, which the "
-            "evidence and the variances of predictions take as known (where tried, 2 values of 50 "
-            "rows: evidence 4.7 nats too high, variances down to 0.78 of the right ones)."
+            f"and does not integrate them: {why}. Use {use}{wide}{known if functions else ''}."
         )
     told = []
     for why in dict.fromkeys(causes.values()):
@@ -197,7 +207,10 @@ class _Seen:
 
         found = bend(arrays, self.values[site])
         if found is None:
-            return f"no linear predictor holds '{site}'"
+            return (
+                f"no linear predictor holds '{site}', an array with one entry per row: write what "
+                "all rows share times jnp.ones(y.shape[0])"
+            )
         line = line_of(found[1])
         return f"`{found[0]}` is not known to be affine in '{site}'{line and f' ({line})'}"
 
@@ -222,10 +235,7 @@ def _why(trace: dict, seen: _Seen, points: list[str], joined: Sequence[str], cau
     if cause := next((causes[k] for k in points if k in causes), None):
         return cause.replace("{}", ", ".join(repr(k) for k in points if causes.get(k) == cause))
     if joined:
-        return (
-            "with them a datum depends on more functions than without. A local method with "
-            f"integrate={tuple(joined)!r} integrates them with the others"
-        )
+        return f"{_MORE}. A local method with integrate={tuple(joined)!r} integrates them"
     for k in points:
         if not is_gaussian(trace[k]):
             told = f"the prior of '{k}', {_kind(trace[k])}, is not Gaussian"
@@ -261,6 +271,20 @@ def _joined(
     return () if {*found}.isdisjoint(wanted) else found
 
 
+def _met(source: Declared, args, kwargs, trace: dict, sites: list[str], site: str) -> tuple:
+    """`sites`, if all are integrated once they are named and some array of the predictors is
+    computed from `site` and from another one: no log noise, which is a predictor of its own.
+    """
+    found = collapse(source, args, kwargs, only=sites, lone=True)
+    if not isinstance(found, Collapsed) or {*found.plan.sites} != {*sites}:
+        return ()
+    hyper = {k: trace[k]["value"] for k in found.plan.hyper}
+    few = found.moved.few(Rest(found.completed(args, kwargs)[1], hyper))
+    predictors, e = found.moved.at(few).predictors, found.moved.innovations(few)
+    seen = sources(lambda e: predictors.at(e, jax.tree.map(jnp.zeros_like, few)), e)
+    return tuple(sites) if any(site in on and len(on) > 1 for on in seen) else ()
+
+
 def _causes(source: Declared, args, kwargs, trace: dict, sites) -> dict[str, str]:
     """{Gaussian site: what beside the predictor keeps it from being integrated}."""
     sites = [k for k in trace if k in sites and is_gaussian(trace[k])]
@@ -271,7 +295,7 @@ def _causes(source: Declared, args, kwargs, trace: dict, sites) -> dict[str, str
     if not sites or not (hidden or bared):
         return {}
     plain = Declared(keyed(_only_predictor(source.function, hidden, bared)), source.reading)
-    found = collapse(plain, args, kwargs)
+    found = collapse(plain, args, kwargs, lone=True)
     inside = found.plan.sites if isinstance(found, Collapsed) else roles(trace).gps
     sites = [k for k in sites if k in inside]
     seeing = _seeing(source, args, kwargs, trace, hidden, sites)
@@ -342,94 +366,3 @@ def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str
 def _is_floating(tree) -> bool:
     """Whether all arrays of a value are of floating point."""
     return all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(tree))
-
-
-def require_bounded(
-    trace: dict,
-    reading: Reading,
-    method: str,
-    points: Sequence[str] | None = None,
-    held: Sequence[str] | None = None,
-    integrated: Sequence[str] = (),
-) -> None:
-    """Raise `ModelError` where a joint maximum need not exist: a site whose spread is itself
-    unknown, a group effect say.
-
-    `points`: the sites that are maximised over, where others have a distribution. `held`: sites
-    whose values are given, if all others are maximised together and none can be sampled alone.
-    `integrated`: sites of a trace that are not maximised.
-
-    p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data
-    say, unless p(tau) vanishes there faster than tau^-D grows: D values of u. Which one it is, is
-    not proved.
-    """
-    sites = roles(trace).hyper if points is None else points
-    for site, by in unknown_behind(trace, reading.spread).items():
-        if site in sites and (by := [k for k in by if k not in (held or ())]):
-            raise ModelError(
-                f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
-                "both together, and nothing says that their joint density has a maximum (it grows "
-                f"without bound as the spread falls to zero and '{site}' to its centre, unless the "
-                "spread's prior vanishes there fast enough). "
-                + _to_integrate(site, reading) * gaussian(trace[site]["fn"])
-                + f"Use {remedies(trace, reading, integrated, drawn=held is None)}."
-            )
-
-
-def _to_integrate(site: str, reading: Reading) -> str:
-    if reading.held:
-        return f"It is not integrated, as {reading.held} "
-    return (
-        f"Integrate it, integrate=(..., '{site}'), if the data depend on it through a linear "
-        "predictor. "
-    )
-
-
-def remedies(
-    trace: dict,
-    reading: Reading,
-    integrated: Sequence[str],
-    scales: Sequence[str] = (),
-    drawn: bool = True,
-) -> str:
-    """What to use, as code that runs. Values are of all that is not integrated, or without a GP of
-    spreads, and of `scales`, alone: then all else has a joint mode.
-    """
-    found, local = roles(trace), "a local method with hyper=Sample(), or " if drawn else ""
-    fns = [unwrap(trace[k]["fn"]) for k in found.gps]
-    own = [f.kernel for f in fns if isinstance(f, PredictorGP) and not f.behind.priors()]
-    if len(own) < len(fns) or found.params:
-        names = [k for k in (*found.hyper, *found.params) if k not in integrated]
-        return f"NUTS(), or {local}{_fixed(names)}"
-    readings = (reading, *(k.model.source.reading for k in own))
-    spreads = (x for r in readings for by in unknown_behind(trace, r.spread).values() for x in by)
-    held = f", {_fixed(names)}" if (names := sorted({*scales, *spreads})) else ""
-    return f"NUTS(), or {local}Laplace(integrate=(){held})"
-
-
-def _fixed(names: Iterable[str]) -> str:
-    return f"hyper=Fixed({_values(names)})"
-
-
-def _values(names: Iterable[str]) -> str:
-    return f"{{{', '.join(f'{k!r}: ...' for k in names)}}}"
-
-
-def unknown_behind(trace: dict, pairs: Iterable[tuple]) -> dict[str, list[str]]:
-    """{site: the hyperparameters and params among the sites that it is computed from}, of
-    `reading.spread` or `reading.variance`; sites without any are left out.
-    """
-    unknown = {*roles(trace).hyper, *roles(trace).params}
-    return {k: by for k, sites in pairs if (by := sorted(unknown.intersection(sites)))}
-
-
-def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
-    """What to say where a maximum was not found and may not exist: a variance that is unknown."""
-    wide, hyper = unknown_behind(trace, reading.variance), roles(trace).hyper
-    told = [f"'{k}' has a variance that is computed from {wide[k]}" for k in wide if k in hyper]
-    if not told:
-        return None
-    return (
-        f"a maximum may not exist: {', '.join(told)}; integrate them by NUTS() or hyper=Sample(), "
-        "or hold them by hyper=Fixed({...})"
-    )

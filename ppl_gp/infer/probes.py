@@ -47,8 +47,7 @@ def probe_finite(log_lik: JointLogLikelihood, shapes: dict) -> None:
 def _finite(log_lik: JointLogLikelihood, shapes: tuple, key):
     keys = random.split(key, 2)
     f = {k: random.normal(random.fold_in(keys[0], i), s) for i, (k, s) in enumerate(shapes)}
-    ones = jax.tree.map(jnp.ones_like, f)
-    slopes = jax.jvp(log_lik, (f,), (ones,))[1]
+    slopes = jax.jvp(log_lik, (f,), (jax.tree.map(jnp.ones_like, f),))[1]
     return jnp.isfinite(log_lik(f) + log_lik.shared(f)) & ~jnp.isnan(slopes)
 
 

@@ -59,8 +59,7 @@ class StreamSource:
 
     def peek(self) -> Rows:
         """The first batch, which the first pass will meet again."""
-        items = iter(self.stream.whole())
-        item = next(items, None)
+        item = next(iter(self.stream.whole()), None)
         if item is None:
             raise DataError("the stream holds no batch.")
         if not self.restarts:

@@ -176,8 +176,7 @@ class Laplace(LocalMethod):
         """The expansion of log p(y_n | f_n) at the mean (R&W 3.32), made where the sites were."""
         f, sites = solution.local, solution.sites
         step = solution.marginals.mean - f
-        slope = sites.nat1 - times(sites.nat2, f)
-        rise = step * (slope - 0.5 * times(sites.nat2, step))
+        rise = step * (sites.nat1 - times(sites.nat2, f) - 0.5 * times(sites.nat2, step))
         return log_lik(f) + per_datum(rise, sites.nat2)
 
     def pull_back(self, K, mean, log_lik, solution):
@@ -271,5 +270,4 @@ def _search(s: _State, df, dalpha, mean, log_lik, slope):
     rounding = 10 * jnp.finfo(df.dtype).eps * (1.0 + jnp.abs(here)) * df.size**0.5
     full = values[0] >= here + 0.1 * slope - rounding
     best = jnp.argmax(values)
-    chosen = jnp.where(full, 0, best)
-    return trials[chosen], here, full | (values[best] > here)
+    return trials[jnp.where(full, 0, best)], here, full | (values[best] > here)

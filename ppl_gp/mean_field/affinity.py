@@ -135,8 +135,7 @@ def quadratic_in(entries, family, key, scales=SCALES[0], tolerance=TOLERANCE[0],
         v = other - z
         points = jnp.stack([z, z + v / 3.0, z + v / 1.5, other])
         values = jax.vmap(lambda x: entries(family.at(x)))(points)
-        weights = _weights(values, key)
-        sums = zip(weights, values, strict=True)
+        sums = zip(_weights(values, key), values, strict=True)
         g = jnp.stack([jnp.sum((w * x).reshape(4, -1), 1) for w, x in sums], 1)
         bent = jnp.abs(g[0] - 3.0 * g[1] + 3.0 * g[2] - g[3])
         return bent <= tolerance * jnp.max(jnp.abs(g), 0)

@@ -135,8 +135,7 @@ def densest_point(log_lik: Callable, mode: Array, scale: Array, variance, power=
 
     _, edge = lax.fori_loop(0, EDGE_BISECTIONS, halve, (jnp.broadcast_to(mode, end.shape), end))
     distance = jnp.where(edge == end, jnp.inf, jnp.abs(edge - mode))
-    left = distance[0] < distance[1]
-    centre: Array = jnp.where(left, edge[0], edge[1])
+    centre: Array = jnp.where(distance[0] < distance[1], edge[0], edge[1])
     g, h = derivatives(log_lik, centre)
     width = 1.0 / jnp.sqrt(1.0 / variance + (power * g) ** 2 + power * jnp.abs(h))
     found = jnp.isfinite(jnp.min(distance, 0)) & jnp.isfinite(width) & (width > 0)

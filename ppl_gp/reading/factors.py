@@ -26,6 +26,7 @@ from ppl_gp.observations import BernoulliProbit
 from ppl_gp.reading.arguments import as_arrays, named_arrays
 from ppl_gp.reading.dependence import Dependence, dependence, depends
 from ppl_gp.reading.predictor.collapse import collapse
+from ppl_gp.reading.predictor.predictor import require_gp
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.refusals import observes_nothing
@@ -34,7 +35,6 @@ from ppl_gp.reading.roles import (
     is_observed,
     is_whole,
     log_prob_per_datum,
-    require_gp,
     roles,
     without_wrappers,
 )

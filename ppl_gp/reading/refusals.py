@@ -134,7 +134,8 @@ def _line(error: Exception) -> str:
 
 def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict) -> None:
     """Raise `ModelError` where no site observes data, and some would if an argument that is `None`
-    were given, or the model has a GP: no method has anything to learn from.
+    were given, or `y` is and nothing is computed from it, or the model has a GP: no method has
+    anything to learn from.
 
     What is left is a model without a GP that is a density of its own (a funnel, latents and a
     `numpyro.factor`), which samplers draw from. Traces only where nothing is observed.
@@ -143,17 +144,24 @@ def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict
     if any(trace[k]["is_scored"] for k in found.observed):
         return
     left_out = _left_out(model, args, kwargs, trace)
-    if left_out is None and (found.observed or not found.gps):
+    is_density = not (found.gps or _is_ignored("y", model, args, kwargs))
+    if left_out is None and (found.observed or is_density):
         return
     raise ModelError(observes_nothing(left_out, found))
+
+
+def _is_ignored(argument: str, model: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether an argument is given, and no distribution is computed from it."""
+    given = Leaves(model, args, kwargs).leaves.get(argument) is not None
+    return given and argument not in model.reading.shaping
 
 
 def observes_nothing(left_out: str | None, found: Roles) -> str:
     """What is said of a model without observations."""
     if left_out is None:
         return (
-            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in "
-            "the model. For draws of the prior there is numpyro.infer.Predictive."
+            "the model observes nothing; pass the observations by keyword, y=..., and write obs=y "
+            "in their site. For draws of the prior there is numpyro.infer.Predictive."
         )
     sites = [*found.gps, *found.hyper, *found.local_latents]
     return (

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 from numpyro.distributions.distribution import validation_enabled
 
-from ppl_gp.errors import LISTED, ModelError
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, bare, hidden_axes, mask_of, unwrap
 
 
@@ -82,31 +82,6 @@ def roles(trace: dict) -> Roles:
         tuple(k for k in free if trace[k]["data_axis"] is None),
         tuple(k for k, s in trace.items() if s["type"] == "param"),
         tuple(k for k in free if trace[k]["data_axis"] is not None),
-    )
-
-
-def require_gp(found: Roles, trace: dict) -> None:
-    """Raise `ModelError` for a model without a GP site that could be inferred."""
-    if found.gps:
-        return
-    observed = [k for k in found.observed if isinstance(unwrap(trace[k]["fn"]), GP)]
-    if observed:
-        raise ModelError(
-            f"the GP site '{observed[0]}' is observed itself, so that no function is left to "
-            "infer. Leave f unobserved, f = numpyro.sample('f', pg.GP(kernel, X)), and observe "
-            f"it with some noise in the data's plate: numpyro.sample('{observed[0]}', "
-            "dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
-        )
-    free = (*found.hyper, *found.local_latents)
-    kinds = ", ".join(f"{k} ({type(unwrap(trace[k]['fn'])).__name__})" for k in free)
-    raise ModelError(
-        f"the model has no GP site{kinds and f', and no local method integrates {kinds}'}. Declare "
-        "a GP: f = numpyro.sample('f', pg.GP(kernel, X)). Local methods also integrate Gaussian "
-        "sites (Normal, MultivariateNormal, GaussianRandomWalk, CAR, ZeroSumNormal, ...) that "
-        "enter one linear predictor, an array of which each row sees its own entry alone, and no "
-        "function of a sum over the rows, or of other sites: write a Gaussian level b that all "
-        "rows share as b * jnp.ones(y.shape[0]), or as b * jnp.ones((y.shape[0], 1)) for rows of "
-        f"several entries. {LISTED}"
     )
 
 

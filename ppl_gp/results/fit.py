@@ -280,8 +280,7 @@ class Fit(Record):
             raise ModelError(
                 f"factors: {type(self.method).__name__} does not factorise; MeanField() does."
             )
-        discrete_first = sorted(self.blocks, key=lambda q: not q.is_discrete)
-        return [list(q.sites) for q in discrete_first]
+        return [list(q.sites) for q in sorted(self.blocks, key=lambda q: not q.is_discrete)]
 
     @functools.cached_property
     def functions(self) -> tuple[str, ...] | None:

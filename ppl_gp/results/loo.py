@@ -70,6 +70,7 @@ WORTH_TELLING = 0.5  # nats
 _LABEL = "observations"
 MAX_DATA = 20_000
 FEWEST = 21  # draws, a fifth of which is the tail that is smoothed: at least five
+_EXACT = 0.01  # nats that q lacks, below which it is the posterior
 MAX_ROWS = 2000  # f is drawn jointly over them
 
 
@@ -327,7 +328,8 @@ def _told(fit: Record, data: _Data, found: Any, lpd, draws, weighed=False):
     own = _of_rows(data, draws)
     bad, is_q = np.asarray(found.pareto_k) > found.good_k, fit.log_evidence is not None
     gain, causes = fit.stats.get("importance_gain"), []
-    if is_q and not weighed and (bad.any() or not fit.latent):
+    exact = not bad.any() and gain is not None and abs(gain) < _EXACT
+    if is_q and not weighed and not exact and (bad.any() or not fit.latent):
         by = "" if gain is None else f", whose log evidence is {gain:.2g} nats below log p(y),"
         causes += [f"draws of {type(fit.method).__name__}'s q{by} are taken for the posterior's"]
     if bad.any():

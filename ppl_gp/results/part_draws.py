@@ -169,8 +169,7 @@ def _of_inducing(variables, prior: GP, v, key):
     A = variables.root(prior).whiten(variables.cross(prior, prior.X))
     white = random.normal(key, (*v.shape[:-1], A.shape[1]), v.dtype)
     if len(prior.X) > MAX_JOINT or not variables.is_exact:
-        rest = jnp.sqrt(jnp.maximum(prior.variance - jnp.sum(A**2, 0), 0.0))
-        return v @ A + rest * white
+        return v @ A + jnp.sqrt(jnp.maximum(prior.variance - jnp.sum(A**2, 0), 0.0)) * white
     unit = default_jitter(prior.variance)
     R, _ = robust_cholesky(prior.covariance_matrix - A.T @ A, unit)
     return v @ A + white @ R.T

@@ -252,8 +252,7 @@ def _functions_of(site: str, part) -> tuple[list[str], np.ndarray]:
         units = part.weights.shape[1]
         names = [site] if units == 1 else [f"{site}[{p}]" for p in range(units)]
         return names, np.asarray(part.weights)
-    seen = jnp.reshape(part.diag(), part.mean.shape)[:, None] > 0
-    return [site], np.asarray(seen, float)
+    return [site], np.asarray(jnp.reshape(part.diag(), part.mean.shape)[:, None] > 0, float)
 
 
 def _told(r: int, terms: list, offset: bool) -> str:

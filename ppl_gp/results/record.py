@@ -276,8 +276,7 @@ def prior_at(model, site: str, hyper: dict, args: tuple, kwargs: dict) -> GP:
 
 
 def training_prior(record: Record, site: str, hyper: dict) -> GP:
-    trace = run_at_once(record.model, record.args, record.kwargs, hyper)
-    return unwrap(trace[site]["fn"])
+    return unwrap(run_at_once(record.model, record.args, record.kwargs, hyper)[site]["fn"])
 
 
 @quick_jit

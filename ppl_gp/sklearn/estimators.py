@@ -6,6 +6,7 @@ The models are not wrapped by a checker of types: what a wrapper holds would be 
 """
 
 import math
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any, no_type_check
 
@@ -221,8 +222,9 @@ class GPRegressor(RegressorMixin, GPEstimator):
             raise DataError(
                 f"GPRegressor(likelihood={self.likelihood!r}): give one of {[*_OBSERVED]}."
             )
-        arguments = kernel_arguments(self.kernel, X, self.ard)
-        return regression, arguments | regression_arguments(y, self.likelihood, weights)
+        own = {*(self.arguments or ())}
+        arguments = kernel_arguments(self.kernel, X, self.ard, own)
+        return regression, arguments | regression_arguments(y, self.likelihood, weights, own)
 
     def _default_method(self):
         return Laplace()
@@ -378,11 +380,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):
 
     def predict(self, X):
         """Predict the class of largest probability, (M,)."""
-        probs = self.predict_proba(X)
-        return self.classes_[np.argmax(probs, 1)]
+        return self.classes_[np.argmax(self.predict_proba(X), 1)]
 
     def _default_model(self, X, y, weights):
-        arguments = kernel_arguments(self.kernel, X, self.ard) | _weights(weights)
+        own = {*(self.arguments or ())}
+        arguments = kernel_arguments(self.kernel, X, self.ard, own) | _weights(weights)
         if len(self.classes_) == 2:
             return binary, arguments
         return multiclass, arguments | {"num_classes": len(self.classes_)}
@@ -463,32 +465,41 @@ def _counted(weights):
     return nullcontext() if weights is None else numpyro.handlers.scale(scale=weights)
 
 
-def kernel_arguments(kernel, X, ard) -> dict[str, Any]:
+def kernel_arguments(kernel, X, ard, own: Collection[str] = ()) -> dict[str, Any]:
     """Of the default models: the kernel, and `priors.lengthscale(X)` by its two numbers, each (D,)
-    with `ard`. `DataError` where all rows of X (N, D) are equal.
+    with `ard`. `DataError` where all rows of X (N, D) are equal. `own`: what the user gives.
     """
     if kernel not in _KERNELS:
         raise DataError(f"kernel={kernel!r}: give one of {_KERNELS}, or a model with your own.")
     if not isinstance(ard, bool | np.bool_):
         raise DataError(f"ard={ard!r}: give True or False.")
+    found = {} if kernel == "RBF" else {"kernel": kernel}
+    if "lengthscale_prior" in own:
+        return found
     prior: Any = priors.lengthscale(X, ard=bool(ard))
     prior = getattr(prior, "base_dist", prior)
-    found = {"lengthscale_prior": _pair(prior.concentration, prior.rate)}
-    return found if kernel == "RBF" else {**found, "kernel": kernel}
+    return {**found, "lengthscale_prior": _pair(prior.concentration, prior.rate)}
 
 
-def regression_arguments(y, likelihood: str, weights=None) -> dict[str, Any]:
+def regression_arguments(
+    y, likelihood: str, weights=None, own: Collection[str] = ()
+) -> dict[str, Any]:
     """Of `regression`: `priors.variance(y)` by its two numbers; the noise about e^-1 standard
     deviations of y (N,); `location` its mean. Of counts by the logarithm of their mean.
-    `DataError` where all of y are equal, of counts where all are 0.
+    `DataError` where all of y are equal, of counts where all are 0. `own`: what the user gives.
     """
     found = _weights(weights) | ({} if likelihood == "gaussian" else {"likelihood": likelihood})
     mean = float(np.average(y, weights=weights))
     if likelihood in _COUNTS:
-        if not mean > 0.0:
-            raise DataError(f"GPRegressor(likelihood={likelihood!r}): the mean of y is {mean:g}.")
+        if np.min(y) < 0 or not mean > 0.0:
+            raise DataError(
+                f"GPRegressor(likelihood={likelihood!r}): y has values from {np.min(y):g} to "
+                f"{np.max(y):g}; counts are 0, 1, 2 and so on, and not all 0."
+            )
         scales = {"variance_prior": _pair(0.0, 1.0), "noise_prior": _pair(0.0, 1.0)}
         return {**found, **scales, "location": jnp.asarray(math.log(mean))}
+    if {"variance_prior", "noise_prior"} <= {*own}:
+        return {**found, "location": jnp.asarray(mean)}
     spread: Any = priors.variance(y)  # refuses y that does not vary
     log_sd = 0.5 * math.log(float(np.average((y - mean) ** 2, weights=weights)))
     return {

@@ -128,8 +128,7 @@ def _coloured(mean: dict, variance: dict) -> Callable:
         if v.ndim == m.ndim:
             sd = jnp.sqrt(_positive(v))
             return lambda z: m + sd * z
-        L = lower_root(jnp.moveaxis(v, -1, 0))
-        return lambda z: m + jnp.einsum("nab,bn->an", L, z)
+        return lambda z: m + jnp.einsum("nab,bn->an", lower_root(jnp.moveaxis(v, -1, 0)), z)
 
     colour = {k: of_site(mean[k], v) for k, v in variance.items()}
     return lambda z: {k: colour[k](x) for k, x in z.items()}

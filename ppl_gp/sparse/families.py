@@ -83,8 +83,7 @@ class LowRankRoot(Root):
         gram = product(scaled.T, scaled)
         eps = 8 * jnp.finfo(gram.dtype).eps * jnp.trace(lax.stop_gradient(gram))
         L, _ = robust_cholesky(add_diagonal(gram, eps), eps)
-        inverse = tril_inverse(L)
-        self.variance, self.Q = variance, product(scaled, inverse.T)
+        self.variance, self.Q = variance, product(scaled, tril_inverse(L).T)
         # Q^T scaled = L^-1 gram = L^T up to eps, so that G = L^T L.
         self.T, _ = robust_cholesky(add_diagonal(product(L.T, L), 1.0), eps)
 

@@ -121,8 +121,7 @@ class SparsePosterior(eqx.Module):
         require_pairs(unpaired({name: prior}))
         variables = self._variables(name)
         q = self._family(name, fn.shape()[:-1], variables).whitened()
-        process = sparse_process(prior, variables, q)
-        return SparseMarginals(process, prior, q.kl)
+        return SparseMarginals(sparse_process(prior, variables, q), prior, q.kl)
 
     def _variables(self, name) -> InducingVariables:
         if isinstance(self.inducing, InducingVariables) and not isinstance(self.inducing, Points):

@@ -56,6 +56,7 @@ LAYERS = [
     "infer.sources",
     "infer.stream_source",
     "infer.batches",
+    "infer.bounded",
     "infer.maximised",
     "infer.probes",
     "infer.fit",

@@ -399,7 +399,7 @@ def test_what_is_for_the_default_model_is_refused_beside_another():
         GPClassifier().fit(X, labels, sample_weight=(labels == "no").astype(float))
     with pytest.raises(pg.DataError, match="sample_weight.*handlers.scale"):
         GPClassifier(model=ard).fit(X, labels, sample_weight=np.ones(len(X)))
-    with pytest.raises(pg.DataError, match="mean of y is 0"):
+    with pytest.raises(pg.DataError, match="y has values from 0 to 0"):
         GPRegressor(likelihood="poisson").fit(X, np.zeros(len(X)))
     with pytest.raises(pg.DataError, match="support"):
         GPRegressor(likelihood="poisson").fit(X, np.abs(numbers))
@@ -432,3 +432,16 @@ def test_a_users_model_takes_columns_of_text():
     for estimator in (GPRegressor(), GPClassifier()):
         with pytest.raises(pg.DataError, match=r"columns \['ward'\] of X are text.*OneHotEncoder"):
             estimator.fit(frame, y > 0)
+
+
+def test_priors_that_a_user_gives_need_no_data():
+    given = {"lengthscale_prior": (3.0, 3.0), "variance_prior": (0.0, 1.0)}
+    given |= {"noise_prior": (-1.0, 1.0), "location": 5.0}
+    X, y = np.linspace(0.0, 1.0, 8)[:, None], np.full(8, 5.0)
+    for inputs, values in ((X, y), (0.0 * X, np.arange(8.0))):
+        with pytest.raises(pg.DataError, match="are equal; give your own prior"):
+            GPRegressor().fit(inputs, values)
+        found = GPRegressor(arguments=given).fit(inputs, values)
+        assert np.all(np.isfinite(found.predict(inputs)))
+    with pytest.raises(pg.DataError, match="y has values from -1 to 6; counts are 0, 1, 2"):
+        GPRegressor(likelihood="poisson").fit(X, np.arange(8) - 1)

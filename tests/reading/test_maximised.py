@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 import ppl_gp.infer.local as local
@@ -353,3 +354,30 @@ def test_single_values_that_a_normal_prior_would_integrate_are_told(prior, names
         g = np.arange(12) % len(names)
         fit = pg.fit(of_single_values, pg.Laplace(), 0, X, g, y=np.sin(X), names=names, prior=prior)
     assert {*names, "size"} <= set(fit.hyper)
+
+
+def level_and_function(x, y=None, z=None, noise=False):
+    """z sees the level alone, so that a datum sees two functions if it is integrated."""
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
+    with numpyro.plate("data", x.shape[0]):
+        if noise:
+            numpyro.sample("y", dist.Normal(f, jnp.exp(m)), obs=y)
+        else:
+            numpyro.sample("y", dist.Normal(m + f, 0.6), obs=y)
+            numpyro.sample("z", dist.Normal(m, 0.9), obs=z)
+
+
+def test_a_level_that_would_add_a_function_is_not_maximised_in_silence(recwarn):
+    x, one, eye = np.linspace(0.0, 4.0, 10), np.ones((10, 10)), np.eye(10)
+    K = np.exp(-0.5 * (x[:, None] - x) ** 2)
+    K = np.block([[K + one + 0.36 * eye, one], [one, one + 0.81 * eye]])
+    y, z = Y[:10], Y[10:20]
+    with pytest.warns(UserWarning, match=r"maximises 'm'.* with integrate=\('f', 'm'\)"):
+        pg.fit(level_and_function, pg.EP(), 0, x, y=y, z=z)
+    fit = pg.fit(level_and_function, pg.EP(integrate=("f", "m")), 0, x, y=y, z=z)
+    truth = multivariate_normal(np.zeros(20), K).logpdf(np.r_[y, z])
+    assert fit.log_evidence == pytest.approx(truth, abs=1e-5)  # the jitter of f
+    recwarn.clear()
+    pg.fit(level_and_function, pg.EP(), 0, x, y=y, noise=True)
+    assert not recwarn.list  # the logarithm of a noise is a predictor of its own

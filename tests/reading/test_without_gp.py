@@ -2,6 +2,8 @@
 predictions from the same draws.
 """
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -258,7 +260,7 @@ def test_without_a_predictor_the_sites_that_have_none_are_named():
         with numpyro.plate("n", x.shape[0]):
             numpyro.sample("y", dist.Normal(b, 0.5), obs=y)
 
-    with pytest.raises(pg.ModelError, match=r"no local method integrates b \(StudentT\)"):
+    with pytest.raises(pg.ModelError, match=r"none is Gaussian: 'b' \(StudentT\)"):
         pg.fit(model, pg.VI(), 0, np.zeros(4), y=np.arange(4.0))
 
 
@@ -275,3 +277,84 @@ def test_one_event_of_all_rows_has_no_predictions_and_says_so():
         fit.predict(X, K)
     with pytest.raises(pg.ModelError, match=r"\['y'\] have no log density .* each is one event"):
         fit.log_density(X, y, K)
+
+
+def padded(x, t):
+    return t + jnp.concatenate([jnp.zeros(3), jnp.ones(x.shape[0] - 3)])
+
+
+def halved(x, t):
+    return t * jnp.repeat(jnp.array([1.0, 2.0]), x.shape[0] // 2)
+
+
+def guarded(x, t):
+    if x.shape[0] < 5:
+        raise ValueError("five rows at least")
+    return t * x
+
+
+@pytest.mark.parametrize("mean", [padded, halved, guarded])
+def test_a_model_that_fails_at_few_rows_is_read_at_more(mean):
+    def model(x, y=None):
+        t = numpyro.sample("t", dist.Normal(0.3, 1.2))
+        with numpyro.plate("n", x.shape[0]):
+            numpyro.sample("y", dist.Normal(mean(x, t), 0.6), obs=y)
+
+    x, y = np.linspace(-1.0, 1.0, 8), np.arange(8.0) / 4.0
+    first, second = (np.asarray(mean(x, t)) for t in (0.0, 1.0))
+    slope = second - first
+    K = 1.44 * np.outer(slope, slope) + 0.36 * np.eye(8)
+    truth = multivariate_normal(first + 0.3 * slope, K).logpdf(y)
+    assert pg.fit(model, pg.EP(), 0, x, y=y).log_evidence == pytest.approx(truth, abs=1e-9)
+    found = {item.name: item.ok for item in pg.check(model, x, y=y).items}
+    assert found["predictor"] and found["likelihood"]
+
+
+def centred(x, group, y=None):
+    with numpyro.plate("g", 3):
+        u = numpyro.sample("u", dist.Normal(0.2, 1.1))
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Normal(u[group] - jnp.mean(u[group]), 0.6), obs=y)
+
+
+def test_laplace_has_the_joint_mode_of_rows_that_see_others():
+    x, group, y = np.zeros(6), np.arange(6) % 3, np.arange(6.0) / 4.0
+    A = np.eye(3)[group] - np.mean(np.eye(3)[group], 0)
+    truth = multivariate_normal(A @ np.full(3, 0.2), 1.21 * A @ A.T + 0.36 * np.eye(6)).logpdf(y)
+    fit = pg.fit(centred, pg.Laplace(), 0, x, group, y=y)
+    assert fit.log_evidence == pytest.approx(truth, abs=1e-8)
+    with pytest.raises(pg.NotPointwiseError, match="other rows than its own"):
+        pg.fit(centred, pg.EP(), 0, x, group, y=y)
+
+
+@pytest.mark.parametrize("method", [pg.EP(), pg.Laplace(), pg.NUTS(5, 5, 1)], ids=str)
+def test_observations_that_no_site_observes_are_missed(method):
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", x.shape[0]):
+            numpyro.sample("y", dist.Normal(b, 0.5))
+
+    with pytest.raises(pg.ModelError, match="observes nothing; .* write obs=y in their site"):
+        pg.fit(model, method, 0, np.zeros(4), y=np.arange(4.0))
+
+
+def test_what_is_offered_without_a_function_needs_none():
+    def model(x, y=None):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("n", x.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.sum(u), 0.5), obs=y)
+
+    x, y = np.zeros(4), np.arange(4.0)
+    with pytest.raises(pg.ModelError, match=r"no linear predictor holds 'u'") as told:
+        pg.fit(model, pg.EP(), 0, x, y=y)
+    assert "Sample" not in str(told.value) and "maximise=" not in str(told.value)
+    fit = pg.fit(model, pg.Laplace(integrate=()), 0, x, y=y)
+    truth = multivariate_normal(np.zeros(4), 3.0 + 0.25 * np.eye(4)).logpdf(y)
+    assert fit.log_evidence == pytest.approx(truth, abs=1e-8)
+
+
+def test_draws_of_an_exact_posterior_are_no_reason_to_warn():
+    fit = pg.fit(lone, pg.Laplace(), 0, np.zeros(8), y=np.linspace(0.0, 1.0, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(fit.loo().elpd)

@@ -1,6 +1,7 @@
 """`check`: a checklist about a model and its data, before any inference is run."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -177,7 +178,10 @@ def _subject(model, args, kwargs, trace: dict) -> Subject:
 def _fitting(model, args, kwargs) -> str:
     """A sentence that names the methods that take a declared model."""
     try:
-        found, names = likelihood.methods(_subject(model, args, kwargs, run(model, args, kwargs)))
+        with warnings.catch_warnings():  # the call that failed has given its own
+            warnings.simplefilter("ignore")
+            subject = _subject(model, args, kwargs, run(model, args, kwargs))
+            found, names = likelihood.methods(subject)
     except PplGpError:
         return LISTED
     if not found:

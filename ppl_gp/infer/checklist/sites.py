@@ -18,9 +18,10 @@ from ppl_gp.kernels.stationary import Isotropic
 from ppl_gp.priors import distances
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
+from ppl_gp.reading.predictor.predictor import require_gp
 from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.refusals import require_observations
-from ppl_gp.reading.roles import Roles, is_factor, require_gp, subsampling
+from ppl_gp.reading.roles import Roles, is_factor, subsampling
 from ppl_gp.reading.tracing import run
 
 

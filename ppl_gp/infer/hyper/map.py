@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
+from ppl_gp.infer.bounded import perhaps_unbounded, require_bounded
 from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, point_at
 from ppl_gp.infer.hyper.restarts import (
     FLAT,
@@ -30,7 +31,6 @@ from ppl_gp.infer.hyper.restarts import (
     start,
 )
 from ppl_gp.infer.hyper.space import fixed_values, space, support
-from ppl_gp.infer.maximised import perhaps_unbounded, require_bounded
 from ppl_gp.quick import entry, quick_jit
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.fingerprint import by_shapes
@@ -334,8 +334,7 @@ def other_scales(free: dict, model, args, kwargs, hyper: dict) -> Iterator[dict]
     powers = {m + p for m in middles for p in range(-_POWERS, _POWERS + 1)} - {0}
     for power in sorted(powers):
         # unconstrained values are logarithms of positive ones
-        step = power * math.log(10.0)
-        yield {k: x + step if k in scales else x for k, x in free.items()}
+        yield {k: x + power * math.log(10.0) if k in scales else x for k, x in free.items()}
 
 
 @quick_jit

@@ -26,7 +26,8 @@ from ppl_gp.infer.chains import Kernel, run_chains
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc import nuts
 from ppl_gp.infer.probes import first_trace
-from ppl_gp.reading.roles import require_gp, roles
+from ppl_gp.reading.predictor.predictor import require_gp
+from ppl_gp.reading.roles import roles
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import require_settings
 

@@ -23,10 +23,10 @@ from ppl_gp.kept import FromDraws
 from ppl_gp.numerics.linalg import half_log_det
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.factors import depends
+from ppl_gp.reading.predictor.predictor import require_gp
 from ppl_gp.reading.roles import (
     is_missing_part,
     is_observed,
-    require_gp,
     require_no_subsampling,
     roles,
 )

@@ -124,7 +124,7 @@ def _plan(whole: Innovated, trace: dict, rest: Rest) -> Plan:
     """Of the sites that are integrated; `rest`: arguments, and values of all that is random."""
     axes = {k: _axis_from_right(trace[k]) for k in whole.sites}
     hyper = {k: v for k, v in rest.hyper.items() if k not in whole.sites}
-    few = whole.resized(Rest(rest.arrays, hyper), 3)
+    few = whole.few(Rest(rest.arrays, hyper))
     cut, name = cast(Cut, whole.cut(few)), "eta"
     while name in trace:
         name += "_"
@@ -233,7 +233,7 @@ def _lone(whole: Innovated, rest: Rest, sites: Collection[str]) -> tuple[str, ..
     for k in sites:
         hyper = {j: v for j, v in rest.hyper.items() if j != k}
         one = whole._replace(sites=(k,), lone=(k,))
-        few = one.resized(Rest(rest.arrays, hyper), 3)
+        few = one._replace(lone=()).few(Rest(rest.arrays, hyper))
         if one._replace(lone=()).cut(few) is None and _runs_by_rows(one, few):
             found.append(k)
     return tuple(found)

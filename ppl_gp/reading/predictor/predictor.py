@@ -31,7 +31,7 @@ from ppl_gp.reading.labels import Cause
 from ppl_gp.reading.predictor.cut import Predictors, at_places
 from ppl_gp.reading.predictor.skeleton import Skeleton
 from ppl_gp.reading.reading import Declared
-from ppl_gp.reading.roles import is_observed
+from ppl_gp.reading.roles import Roles, is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import line_of
 
@@ -261,12 +261,28 @@ class Innovated(NamedTuple):
             for k, s in sites.items()
         }
 
+    def few(self, rest: Rest) -> Rest:
+        """Shapes and types of three rows; of twice as many as here if the model fails at three."""
+        small = self.resized(rest, 3)
+        try:
+            self.innovations(small)
+        except Exception:  # noqa: BLE001 - whatever a model raises that pads, or halves the rows
+            return self.resized(rest, 2 * self.skeleton.num_rows(rest.arrays))
+        return small
+
     def cut(self, rest: Rest) -> Cut | None:
         """The predictors of the sites, by two abstract traces for numbers of rows that are no other
-        size of the model; the same for every number of rows above one. `None` where there are none.
+        size of the model; the same for every number of rows above one. `None` where there are none,
+        or where the model fails at those numbers.
         """
-        leaves, structure = jax.tree.flatten(self.resized(rest, 2))
-        return _cut(self, structure, tuple(leaves))
+        few = self.few(rest)
+        leaves, structure = jax.tree.flatten(few)
+        try:
+            return _cut(self, self.skeleton.num_rows(few.arrays), structure, tuple(leaves))
+        except ModelError:
+            raise
+        except Exception:  # noqa: BLE001 - as above
+            return None
 
     def at(self, rest: Rest) -> Traced:
         """The model as a function of innovations at the two or more rows of `rest`; abstract, and
@@ -288,11 +304,13 @@ def _innovations(moved: Innovated, structure, leaves) -> dict:
 
 
 @lru_cache(maxsize=256)
-def _cut(moved: Innovated, structure, leaves) -> Cut | None:
+def _cut(moved: Innovated, num: int, structure, leaves) -> Cut | None:
     few: Rest = jax.tree.unflatten(structure, leaves)
     function, _ = _seeing(moved)
     taken = {n for x in (*moved.innovations(few).values(), *leaves) for n in x.shape}
-    short, long = (moved.resized(few, num) for num in unused(taken))
+    # multiples of what it runs at, as some models halve their rows
+    step = 1 if num == 3 else num
+    short, long = (moved.resized(few, n * step) for n in unused({n // step for n in taken}))
     here, there = (at_places(function, moved.innovations(x), x) for x in (short, long))
     at, beyond = ([v.aval.shape for v in x.every] for x in (here, there))
     if len(at) != len(beyond):
@@ -352,3 +370,31 @@ def _traced(moved: Innovated, structure, leaves) -> Traced:
 def shapes(tree):
     """A tree of arrays as shapes and types."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def require_gp(found: Roles, trace: dict) -> None:
+    """Raise `ModelError` for a model without a GP site that could be inferred."""
+    if found.gps:
+        return
+    observed = [k for k in found.observed if isinstance(unwrap(trace[k]["fn"]), GP)]
+    if observed:
+        raise ModelError(
+            f"the GP site '{observed[0]}' is observed itself, so that no function is left to "
+            "infer. Leave f unobserved, f = numpyro.sample('f', pg.GP(kernel, X)), and observe "
+            f"it with some noise in the data's plate: numpyro.sample('{observed[0]}', "
+            "dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
+        )
+    free = (*found.hyper, *found.local_latents)
+    kinds = [f"'{k}' ({type(unwrap(trace[k]['fn'])).__name__})" for k in free]
+    told = "the model has no GP site, numpyro.sample('f', pg.GP(kernel, X)), and no local method"
+    if not any(is_gaussian(trace[k]) for k in free):
+        raise ModelError(
+            f"{told} integrates its other sites, as none is Gaussian: {', '.join(kinds)}. {LISTED}"
+        )
+    raise ModelError(
+        f"{told} integrates {', '.join(kinds)}: no Gaussian site enters a linear predictor, an "
+        "array with one entry per row, of which each row depends on its own and nothing else "
+        "depends (no factor, no event of all rows). Write a level b that all rows share as b * "
+        f"jnp.ones(y.shape[0]), or b * jnp.ones((y.shape[0], 1)) for rows of several entries. "
+        f"{LISTED}"
+    )

@@ -78,8 +78,7 @@ def _number(bound) -> float | None:
 def marginals_of_draws(query: Query) -> tuple[dict[str, Any], Any]:
     """({GP site: moments of f with a leading axis of T draws}, their log weights (T,))."""
     if query.integration not in BY_DRAWS:
-        found = lax.map(query.marginals, query.draws)
-        return found, query.draws.log_weights
+        return lax.map(query.marginals, query.draws), query.draws.log_weights
     return _each_run(query, lambda _, f: f)[:2]
 
 

@@ -187,8 +187,7 @@ def _variance_of_share(kind: Kind, F, squares, found, p):
     if not kind.has_cdf:
         return p * (1.0 - p)
     at = [found, found - 1.0] if kind.integers else [found]
-    spreads = [squares(t) - F(t) ** 2 for t in at]
-    return jnp.maximum(jnp.max(jnp.stack(spreads), 0), 0.0)
+    return jnp.maximum(jnp.max(jnp.stack([squares(t) - F(t) ** 2 for t in at]), 0), 0.0)
 
 
 _STEPS = 200

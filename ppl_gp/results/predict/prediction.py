@@ -270,8 +270,7 @@ def _probabilities(probs, site: ObservedSite, labels) -> dict[str, Any]:
     """{p(label): its probabilities}, of two outcomes the second alone."""
     if site.boolean:
         return {f"p({labels[1] if labels else 1})": probs}
-    each = labels or (site.support or ())
-    return {f"p({k})": probs[..., i] for i, k in enumerate(each)}
+    return {f"p({k})": probs[..., i] for i, k in enumerate(labels or (site.support or ()))}
 
 
 def _columns(name: str, x, axis: int | None, rows: tuple[str, ...] | None = None) -> dict:

@@ -179,8 +179,7 @@ def log_density_at(
     num = num_draws or (cubature.LATENT_DRAWS if has_latents else cubature.MIN_DRAWS)
     every = None if labels is None else jnp.asarray(labels)
     log_p, nodes, within, between = _log_density(query, groups, every, num)
-    square = within if effective is None else between / effective
-    return log_p, nodes, jnp.sqrt(square)
+    return log_p, nodes, jnp.sqrt(within if effective is None else between / effective)
 
 
 @full_jit

@@ -129,8 +129,7 @@ def _in_place(model, X, order: list[str], given: dict) -> tuple[tuple, dict]:
     free = {n for n, p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     fixed = [n for n in order if n in given and n not in free]
     # What stands before an argument without a name must be given by position too.
-    last = max((order.index(n) for n in fixed), default=-1)
-    placed = order[: last + 1]
+    placed = order[: max((order.index(n) for n in fixed), default=-1) + 1]
     return (X, *(given.get(n) for n in placed)), {k: v for k, v in given.items() if k not in placed}
 
 
