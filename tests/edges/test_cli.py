@@ -19,6 +19,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
+from scipy.stats import norm
 from small_fits import classification, made_fit
 from typer.testing import CliRunner
 
@@ -344,6 +345,21 @@ def test_predictions_of_numbers_have_quantiles(tmp_path):
         "y_0.975",
     ]
     assert [float(x) for x in first.values()] == [4, 3, 3, 3**0.5, 3, 3, 2, 3, 4]
+
+
+def test_predict_takes_the_levels_of_quantiles(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("x,y\n" + "".join(f"{i},{i % 4}\n" for i in range(6)))
+    model, out = f"{ROOT / 'models' / 'regression.py'}:regression", tmp_path / "out"
+    assert run("fit", model, table, "--target", "y", "--out", out).exit_code == 0
+    args = ("--fit", out / "ep.fit", "--out", tmp_path / "p.csv", "--quantiles", "0.2,0.5")
+    assert run("predict", model, table, *args).exit_code == 0
+    found = rows(tmp_path / "p.csv")
+    assert [k for k in found[0] if k.startswith("y_")] == ["y_0.2", "y_0.5"]
+    mean, sd = (np.array([float(r[k]) for r in found]) for k in ("mean", "sd"))
+    want = [norm.ppf(p, mean, sd) for p in (0.2, 0.5)]
+    got = [[float(r[k]) for r in found] for k in ("y_0.2", "y_0.5")]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_predict_errors(data, tmp_path):

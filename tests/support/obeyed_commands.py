@@ -150,9 +150,10 @@ ROWS: dict[str, dict[str, list]] = {
         "seed": [*COMPARED, the_seed_reaches_the_fits],
         **dict.fromkeys(("test_fraction", "save", "settings"), COMPARED),
     },
-    "ppl-gp predict": dict.fromkeys(
-        ("model", "data", "saved", "out"), [by(CLI + "fit_then_predict")]
-    ),
+    "ppl-gp predict": {
+        **dict.fromkeys(("model", "data", "saved", "out"), [by(CLI + "fit_then_predict")]),
+        "quantiles": [by(CLI + "predict_takes_the_levels_of_quantiles")],
+    },
     "ppl-gp demo": dict.fromkeys(
         ("out", "model", "num_train", "num_warmup", "num_samples", "num_chains", "methods", "seed"),
         [shown_by_command],
