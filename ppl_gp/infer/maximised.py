@@ -26,7 +26,7 @@ from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes, keyed
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.predictor import Rest, gaussian, is_gaussian, mean_of
+from ppl_gp.reading.predictor.predictor import gaussian, is_gaussian, mean_of
 from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import cannot_be_drawn, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
@@ -116,7 +116,9 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
     causes |= {k: f"the prior of {{}}, {_kind(trace[k])}, is not Gaussian" for k in bent}
     single = [k for k in gaussians if k in seen.shared and k not in (*many, *causes, *points)]
     for k in () if points or maximise else single:
-        if named := _met(source, args, kwargs, trace, [*functions, k], k):
+        named = tuple(dict.fromkeys((*functions, k)))
+        found = collapse(source, args, kwargs, only=named, lone=True)
+        if isinstance(found, Collapsed) and {*found.plan.sites} == {*named}:
             causes[k] = f"{_MORE}. A local method with integrate={named!r} integrates it"
     if points:
         if causes.keys().isdisjoint(points):
@@ -235,7 +237,9 @@ def _why(trace: dict, seen: _Seen, points: list[str], joined: Sequence[str], cau
     if cause := next((causes[k] for k in points if k in causes), None):
         return cause.replace("{}", ", ".join(repr(k) for k in points if causes.get(k) == cause))
     if joined:
-        return f"{_MORE}. A local method with integrate={tuple(joined)!r} integrates them"
+        named = tuple(dict.fromkeys(joined))
+        more = _MORE.replace("{}", "them")
+        return f"{more}. A local method with integrate={named!r} integrates them with the others"
     for k in points:
         if not is_gaussian(trace[k]):
             told = f"the prior of '{k}', {_kind(trace[k])}, is not Gaussian"
@@ -269,20 +273,6 @@ def _joined(
     wanted = [k for k in gaussians if k in many or k in wanted]
     found = named(wanted) if wanted else ()
     return () if {*found}.isdisjoint(wanted) else found
-
-
-def _met(source: Declared, args, kwargs, trace: dict, sites: list[str], site: str) -> tuple:
-    """`sites`, if all are integrated once they are named and some array of the predictors is
-    computed from `site` and from another one: no log noise, which is a predictor of its own.
-    """
-    found = collapse(source, args, kwargs, only=sites, lone=True)
-    if not isinstance(found, Collapsed) or {*found.plan.sites} != {*sites}:
-        return ()
-    hyper = {k: trace[k]["value"] for k in found.plan.hyper}
-    few = found.moved.few(Rest(found.completed(args, kwargs)[1], hyper))
-    predictors, e = found.moved.at(few).predictors, found.moved.innovations(few)
-    seen = sources(lambda e: predictors.at(e, jax.tree.map(jnp.zeros_like, few)), e)
-    return tuple(sites) if any(site in on and len(on) > 1 for on in seen) else ()
 
 
 def _causes(source: Declared, args, kwargs, trace: dict, sites) -> dict[str, str]:

@@ -356,8 +356,10 @@ def test_single_values_that_a_normal_prior_would_integrate_are_told(prior, names
     assert {*names, "size"} <= set(fit.hyper)
 
 
-def level_and_function(x, y=None, z=None, noise=False):
-    """z sees the level alone, so that a datum sees two functions if it is integrated."""
+def level_and_function(x, y=None, z=None, w=None, noise=False):
+    """z sees the level alone, and w the function, so that a datum sees two functions if both are
+    integrated.
+    """
     m = numpyro.sample("m", dist.Normal(0.0, 1.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
     with numpyro.plate("data", x.shape[0]):
@@ -366,18 +368,24 @@ def level_and_function(x, y=None, z=None, noise=False):
         else:
             numpyro.sample("y", dist.Normal(m + f, 0.6), obs=y)
             numpyro.sample("z", dist.Normal(m, 0.9), obs=z)
+            if w is not None:
+                numpyro.sample("w", dist.Normal(f, 0.7), obs=w)
 
 
 def test_a_level_that_would_add_a_function_is_not_maximised_in_silence(recwarn):
-    x, one, eye = np.linspace(0.0, 4.0, 10), np.ones((10, 10)), np.eye(10)
+    x, one = np.linspace(0.0, 4.0, 10), np.ones((10, 10))
     K = np.exp(-0.5 * (x[:, None] - x) ** 2)
-    K = np.block([[K + one + 0.36 * eye, one], [one, one + 0.81 * eye]])
-    y, z = Y[:10], Y[10:20]
-    with pytest.warns(UserWarning, match=r"maximises 'm'.* with integrate=\('f', 'm'\)"):
-        pg.fit(level_and_function, pg.EP(), 0, x, y=y, z=z)
-    fit = pg.fit(level_and_function, pg.EP(integrate=("f", "m")), 0, x, y=y, z=z)
-    truth = multivariate_normal(np.zeros(20), K).logpdf(np.r_[y, z])
-    assert fit.log_evidence == pytest.approx(truth, abs=1e-5)  # the jitter of f
+    whole = np.block([[K + one, one, K], [one, one, 0.0 * K], [K, 0.0 * K, K]])
+    whole += np.diag(np.repeat([0.36, 0.81, 0.49], 10))
+    data = {"y": Y[:10], "z": Y[10:20], "w": Y[:10] ** 2}
+    for num in (2, 3):
+        given = dict([*data.items()][:num])
+        with pytest.warns(UserWarning, match=r"maximises 'm'.* with integrate=\('f', 'm'\)"):
+            pg.fit(level_and_function, pg.EP(), 0, x, **given)
+        fit = pg.fit(level_and_function, pg.EP(integrate=("f", "m")), 0, x, **given)
+        K = whole[: 10 * num, : 10 * num]
+        truth = multivariate_normal(np.zeros(10 * num), K).logpdf(np.concatenate([*given.values()]))
+        assert fit.log_evidence == pytest.approx(truth, abs=1e-5)  # the jitter of f
     recwarn.clear()
-    pg.fit(level_and_function, pg.EP(), 0, x, y=y, noise=True)
+    pg.fit(level_and_function, pg.EP(), 0, x, y=Y[:10], noise=True)
     assert not recwarn.list  # the logarithm of a noise is a predictor of its own

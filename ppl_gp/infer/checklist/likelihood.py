@@ -121,8 +121,11 @@ def _is_samplable(subject: Subject, method: str, scaled: bool = False) -> bool:
 
 
 def _has_joint_mode(subject: Subject) -> bool:
-    """Whether `Laplace` takes all latents together: without a predictor, if there may be a mode."""
-    free = not isinstance(subject.whole, Collapsed) and not subject.found.params
+    """Whether `Laplace` takes all latents together: without a predictor of rows that stand alone,
+    if there may be a mode.
+    """
+    alone = isinstance(subject.whole, Collapsed) and not subject.whole.reading.coupled
+    free = not alone and not subject.found.params
     return free and _passes(require_bounded, subject.trace, subject.model.reading, "Laplace()")
 
 

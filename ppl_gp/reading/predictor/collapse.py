@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 
 from ppl_gp.gp import hidden_axes, unwrap
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.dependence import depends, sources
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.interactions import dependence
@@ -251,7 +251,8 @@ def _runs_by_rows(one: Innovated, few: Rest) -> bool:
 
         seen = [k for k, s in one.trace(one.zero(few), rest).items() if is_observed(s)]
         x = jnp.zeros(num)
-        proved.append(all(is_entry_by_entry(partial(log_p, k), x) for k in seen))
+        each = (partial(log_p, k) for k in seen)
+        proved.append(all(is_entry_by_entry(f, x) or not depends(f, x) for f in each))
         return x
 
     try:
