@@ -15,8 +15,8 @@ from numpyro.primitives import Messenger
 from ppl_gp.deep.latents import Amortised, Around, Encoded, FreeGaussian, LatentGuide
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.bounded import require_bounded
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
+from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.svgp.look import uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, num_rows, of_site
 from ppl_gp.quick import kept_values

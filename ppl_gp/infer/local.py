@@ -31,14 +31,13 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
-from ppl_gp.infer.bounded import require_bounded
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
 from ppl_gp.infer.hyper import grid, map, point, sample  # noqa: F401
 from ppl_gp.infer.hyper.point import LocalProblem, infer_hyper, wide_column
 from ppl_gp.infer.hyper.space import Space, fixed_values, given, held, holding, starts, transform
-from ppl_gp.infer.maximised import integrated, require_no_maximised_effects
+from ppl_gp.infer.maximised import integrated, require_bounded, require_no_maximised_effects
 from ppl_gp.infer.mcmc.nuts import require_samplable
 from ppl_gp.infer.probes import observed_trace, probe, require_numbers
 from ppl_gp.local.laplace import Laplace

@@ -1,12 +1,13 @@
 """What of a model a local method integrates; and what `MAP` would hold at its mode: effects that
-are not integrated are refused, unless `maximise=` names them.
+are not integrated are refused, unless `maximise=` names them; and sites whose spread is unknown, as
+then no mode need exist.
 
 The refusal is a rule by role, whatever the prior: the mode of D values is not their posterior, and
 together with their scale it is far from it or does not exist (tau became .99 instead of .4 for
 tau u[g] with Student's t).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import equinox as eqx
@@ -18,7 +19,6 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ONE_TABLE, DataError, ModelError, warn
 from ppl_gp.gp import bare, unwrap
-from ppl_gp.infer.bounded import remedies, require_bounded, to_fill
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.dependence import bend, sources
@@ -27,7 +27,8 @@ from ppl_gp.reading.fingerprint import by_shapes, keyed
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.predictor import gaussian, is_gaussian, mean_of
-from ppl_gp.reading.reading import Declared
+from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.reading import Declared, Reading
 from ppl_gp.reading.roles import cannot_be_drawn, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import line_of
@@ -58,9 +59,8 @@ def integrated(
         # `Laplace` has the joint mode of a model without a predictor of rows that stand alone
         by_mode = isinstance(method, Laplace)
         found = collapse(model, args, kwargs, given, lone=not by_mode)
-        coupled = isinstance(found, Collapsed) and found.reading.coupled
-        has_gps = bool(roles(run(model, args, kwargs, given)).gps) if coupled else False
-        return model if by_mode and coupled and not has_gps else found
+        by_mode &= isinstance(found, Collapsed) and bool(found.reading.coupled)
+        return model if by_mode and not roles(run(model, args, kwargs, given)).gps else found
     if not isinstance(which, tuple) or not all(isinstance(k, str) for k in which):
         raise DataError(
             f"{name}(integrate={which!r}): give '{GAUSSIAN}' or a tuple of names of sites."
@@ -237,8 +237,7 @@ def _why(trace: dict, seen: _Seen, points: list[str], joined: Sequence[str], cau
     if cause := next((causes[k] for k in points if k in causes), None):
         return cause.replace("{}", ", ".join(repr(k) for k in points if causes.get(k) == cause))
     if joined:
-        named = tuple(dict.fromkeys(joined))
-        more = _MORE.replace("{}", "them")
+        more, named = _MORE.replace("{}", "them"), tuple(dict.fromkeys(joined))
         return f"{more}. A local method with integrate={named!r} integrates them with the others"
     for k in points:
         if not is_gaussian(trace[k]):
@@ -356,3 +355,84 @@ def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str
 def _is_floating(tree) -> bool:
     """Whether all arrays of a value are of floating point."""
     return all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(tree))
+
+
+def require_bounded(
+    trace: dict,
+    reading: Reading,
+    method: str,
+    points: Sequence[str] | None = None,
+    held: Sequence[str] | None = None,
+    integrated: Sequence[str] = (),
+) -> None:
+    """Raise `ModelError` where a joint maximum need not exist: a site whose spread is itself
+    unknown, a group effect say.
+
+    `points`: the sites that are maximised over, where others have a distribution. `held`: sites
+    whose values are given, if all others are maximised together and none can be sampled alone.
+    `integrated`: sites of a trace that are not maximised.
+
+    p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data
+    say, unless p(tau) vanishes there faster than tau^-D grows: D values of u. Which one it is, is
+    not proved.
+    """
+    sites = roles(trace).hyper if points is None else points
+    for site, by in unknown_behind(trace, reading.spread).items():
+        if site in sites and (by := [k for k in by if k not in (held or ())]):
+            raise ModelError(
+                f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
+                "both together, and nothing says that their joint density has a maximum (it grows "
+                f"without bound as the spread falls to zero and '{site}' to its centre, unless the "
+                "spread's prior vanishes there fast enough). "
+                + _to_integrate(site, reading) * gaussian(trace[site]["fn"])
+                + f"Use {remedies(trace, reading, integrated, drawn=held is None)}."
+            )
+
+
+def _to_integrate(site: str, reading: Reading) -> str:
+    if reading.held:
+        return f"It is not integrated, as {reading.held} "
+    return (
+        f"Integrate it, integrate=(..., '{site}'), if the data depend on it through a linear "
+        "predictor. "
+    )
+
+
+def remedies(
+    trace: dict,
+    reading: Reading,
+    integrated: Sequence[str],
+    scales: Sequence[str] = (),
+    drawn: bool = True,
+) -> str:
+    """What to use, as code that runs. Values are of all that is not integrated, or without a GP of
+    spreads, and of `scales`, alone: then all else has a joint mode.
+    """
+    found = roles(trace)
+    has_functions = bool(integrated or found.gps)
+    local = "a local method with hyper=Sample(), or " if drawn and has_functions else ""
+    fns = [unwrap(trace[k]["fn"]) for k in found.gps]
+    own = [f.kernel for f in fns if isinstance(f, PredictorGP) and not f.behind.priors()]
+    if len(own) < len(fns) or found.params:
+        names = [k for k in (*found.hyper, *found.params) if k not in integrated]
+        return f"NUTS(), or {local}{_fixed(names)}"
+    readings = (reading, *(k.model.source.reading for k in own))
+    spreads = (x for r in readings for by in unknown_behind(trace, r.spread).values() for x in by)
+    held = f", {_fixed(names)}" if (names := sorted({*scales, *spreads})) else ""
+    return f"NUTS(), or {local}Laplace(integrate=(){held})"
+
+
+def _fixed(names: Iterable[str]) -> str:
+    return f"hyper=Fixed({to_fill(names)})"
+
+
+def to_fill(names: Iterable[str]) -> str:
+    return f"{{{', '.join(f'{k!r}: ...' for k in names)}}}"
+
+
+def unknown_behind(trace: dict, pairs: Iterable[tuple]) -> dict[str, list[str]]:
+    """{site: the hyperparameters and params among the sites that it is computed from}, of
+    `reading.spread` or `reading.variance`; sites without any are left out.
+    """
+    unknown = {*roles(trace).hyper, *roles(trace).params}
+    return {k: by for k, sites in pairs if (by := sorted(unknown.intersection(sites)))}

@@ -56,7 +56,6 @@ LAYERS = [
     "infer.sources",
     "infer.stream_source",
     "infer.batches",
-    "infer.bounded",
     "infer.maximised",
     "infer.probes",
     "infer.fit",

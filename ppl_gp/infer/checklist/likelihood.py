@@ -15,10 +15,9 @@ from numpyro.infer.util import log_density
 from ppl_gp.deep.structure import structure_of
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.bounded import require_bounded
 from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
-from ppl_gp.infer.maximised import require_no_maximised_effects
+from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.mcmc.nuts import require_plain_priors, require_samplable
 from ppl_gp.infer.probes import probe, probe_layers
 from ppl_gp.infer.svgp.look import look_at

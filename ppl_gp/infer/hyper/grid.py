@@ -24,12 +24,12 @@ from scipy.special import logsumexp
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result, warn
-from ppl_gp.infer.bounded import require_bounded
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, warn_if_wide
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
+from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.local.natural import as_general, as_kept
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit

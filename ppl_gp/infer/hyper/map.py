@@ -16,7 +16,6 @@ from jaxtyping import Array
 
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.bounded import perhaps_unbounded, require_bounded
 from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, point_at
 from ppl_gp.infer.hyper.restarts import (
     FLAT,
@@ -31,10 +30,12 @@ from ppl_gp.infer.hyper.restarts import (
     start,
 )
 from ppl_gp.infer.hyper.space import fixed_values, space, support
+from ppl_gp.infer.maximised import require_bounded, unknown_behind
 from ppl_gp.quick import entry, quick_jit
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.reading import Reading
 from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
@@ -58,7 +59,7 @@ def _fit_map(hyper: MAP, problem: LocalProblem) -> Fit:
     if not problem.names:
         return fit_at(problem, point_at(problem, {}))
     _, best = maximise(hyper, problem)
-    unbounded = perhaps_unbounded(problem.trace, problem.model.reading)
+    unbounded = _perhaps_unbounded(problem.trace, problem.model.reading)
     cautions = [x for x in (best.stats.get("caution"), unbounded) if x]
     if best.result is not Result.converged and cautions:
         best = best._replace(stats={**best.stats, "caution": "; and ".join(cautions)})
@@ -354,3 +355,15 @@ def _spreads_in_scales(model, args, kwargs, hyper: dict) -> list[Array]:
 
 def _priors(fn: Any) -> list:
     return list(fn.behind.priors().values()) if isinstance(fn, PredictorGP) else [fn]
+
+
+def _perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
+    """What to say where a maximum was not found and may not exist: a variance that is unknown."""
+    wide, hyper = unknown_behind(trace, reading.variance), roles(trace).hyper
+    told = [f"'{k}' has a variance that is computed from {wide[k]}" for k in wide if k in hyper]
+    if not told:
+        return None
+    return (
+        f"a maximum may not exist: {', '.join(told)}; integrate them by NUTS() or hyper=Sample(), "
+        "or hold them by hyper=Fixed({...})"
+    )

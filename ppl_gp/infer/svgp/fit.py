@@ -14,11 +14,10 @@ from jax.flatten_util import ravel_pytree
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.infer.batches import as_batch, repeated
-from ppl_gp.infer.bounded import require_bounded
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.map import warn_if_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
-from ppl_gp.infer.maximised import require_no_maximised_effects
+from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.prepare import prepare, with_other_points

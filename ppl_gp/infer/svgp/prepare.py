@@ -15,8 +15,8 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.bounded import require_bounded
 from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name
+from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp import start
 from ppl_gp.infer.svgp.final_bound import errors_of
