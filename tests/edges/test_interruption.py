@@ -13,7 +13,7 @@ from ppl_gp.infer import chains
 from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper import map as map_run
 from ppl_gp.infer.hyper import restarts as map_restarts
-from ppl_gp.infer.svgp import collapsed
+from ppl_gp.infer.svgp import step as training
 
 X, Y, _ = small_fits.classification()
 
@@ -99,7 +99,7 @@ def test_the_collapsed_climb_keeps_whole_chunks(monkeypatch):
     ended may be followed by another, from elsewhere.
     """
     y, method = np.sin(2 * X[:, 0]), pg.CollapsedSVGP(num_inducing=6)
-    real_climb, real_stages, climbs, starts = collapsed._climb, collapsed._stages, [], []
+    real_climb, real_stages, climbs, starts = training._climb, training._stages, [], []
 
     def counting(*args):
         climbs.append(args)
@@ -111,21 +111,21 @@ def test_the_collapsed_climb_keeps_whole_chunks(monkeypatch):
 
     def stopped(call):
         with monkeypatch.context() as patched:
-            stopped_at(call, patched, collapsed, "_climb")
+            stopped_at(call, patched, training, "_climb")
             return pg.fit(regression, method, 0, X, y=y)
 
     with monkeypatch.context() as patched:
-        patched.setattr(collapsed, "_climb", counting)
-        patched.setattr(collapsed, "_stages", noting)
+        patched.setattr(training, "_climb", counting)
+        patched.setattr(training, "_stages", noting)
         pg.fit(regression, method, 0, X, y=y)
     (_, num), (second, _) = starts
     assert num > 2
     for call, chunks in ((2, 1), (num, 1), (num + 1, 1), (num + 2, 2)):
         fit = stopped(call)
         assert fit.result == "interrupted"
-        assert len(fit.stats["bounds"]) == chunks * collapsed.CHUNK
+        assert len(fit.stats["bounds"]) == chunks * training.CHUNK
     later = stopped(num + 3).stats["bounds"]
-    np.testing.assert_array_equal(fit.stats["bounds"], later[: 2 * collapsed.CHUNK])
+    np.testing.assert_array_equal(fit.stats["bounds"], later[: 2 * training.CHUNK])
     first = stopped(second + 1)  # nothing of the second climb: the first one's end
     assert first.result == "interrupted"  # whether the second would end higher is not known
     np.testing.assert_array_equal(first.stats["bounds"][: len(later)], later)
