@@ -70,7 +70,7 @@ WORTH_TELLING = 0.5  # nats
 _LABEL = "observations"
 MAX_DATA = 20_000
 FEWEST = 21  # draws, a fifth of which is the tail that is smoothed: at least five
-_EXACT = 0.01  # nats that q lacks, below which it is the posterior
+_EXACT = 1e-6  # nats that q lacks, below which it is the posterior but for rounding
 MAX_ROWS = 2000  # f is drawn jointly over them
 
 

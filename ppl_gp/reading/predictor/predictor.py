@@ -205,8 +205,8 @@ def is_gaussian(site: dict) -> bool:
 
 class Cut(NamedTuple):
     """Where the predictors stand in the model's flat jaxpr, of `size` arrays, and the axis of the
-    data in each; they are `functions` functions a datum in all. `coupled`: (observed site, how,
-    the line) of those of which a row sees other rows' entries.
+    data in each; they are `functions` functions per datum in all. `coupled`: (observed site, kind
+    of the cause, line of the model) for sites whose rows depend on other rows' entries.
     """
 
     places: tuple[int, ...]
