@@ -9,7 +9,8 @@ import numpy as np
 
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.reading.dependence import reached
+from ppl_gp.reading.dependence import depends, reached
+from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.predictor.predictor import require_gp
 from ppl_gp.reading.refusals import observes_nothing
 from ppl_gp.reading.roles import Roles
@@ -19,7 +20,7 @@ class Structure(NamedTuple):
     """Names of sites, in the order of their declaration. Static: a compiled step is found again."""
 
     gps: tuple[str, ...]
-    inner: tuple[str, ...]  # GP sites whose values are another GP's inputs
+    inner: tuple[str, ...]  # GP sites that another GP's inputs, or a latent's prior, come from
     latents: tuple[str, ...]  # one per datum
     varying: tuple[str, ...]  # GP sites whose inputs are computed from a latent
     given: tuple[str, ...]  # GP sites whose inputs are computed from the data alone
@@ -52,7 +53,8 @@ def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structur
     """As `structure_of`, of any model, such as one without a GP site."""
     gps, latents = found.gps, found.local_latents
     fed = {s: _fed_by(s, found, trace, rerun) for s in (*gps, *latents)}
-    inner, varying = tuple(g for g in gps if fed[g]), _downstream(found, fed, latents)
+    inner = tuple(g for g in gps if fed[g] or _is_in_priors(g, latents, trace, rerun))
+    varying = _downstream(found, fed, latents)
     random = _downstream(found, fed, (*gps, *latents))
     return Structure(gps, inner, latents, varying, tuple(g for g in gps if g not in random))
 
@@ -67,6 +69,12 @@ def _fed_by(source: str, found: Roles, trace: dict, rerun) -> tuple[str, ...]:
             f"may only feed another's inputs, GP(kernel, X=...). {LISTED}"
         )
     return tuple(g for g, hit in X.items() if hit)
+
+
+def _is_in_priors(gp: str, latents: tuple[str, ...], trace: dict, rerun) -> bool:
+    """Whether the prior of a latent is computed from the values of a GP site."""
+    priors = lambda f: [arrays_of(rerun({gp: f})[k]["fn"]) for k in latents]  # noqa: E731
+    return bool(latents) and depends(priors, trace[gp]["value"])
 
 
 def feeds(source: str, gps: tuple[str, ...], trace: dict, rerun: Callable[[dict], dict]) -> bool:

@@ -25,6 +25,7 @@ from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.local.method import Evaluation, LocalMethod, Solution, fixed_point, one_function_only
 from ppl_gp.local.natural import Positive, at_mean, condition, prior_marginals
 from ppl_gp.local.tilted import is_affine, line
+from ppl_gp.reading.factors import is_weighed_by
 from ppl_gp.reading.roles import is_observed, sum_per_datum
 
 _LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
@@ -69,6 +70,11 @@ def logistic_form(log_lik) -> Logistic:
             f"LocalBound() needs logits affine in f, and those of site '{name}' are not shown to "
             "be (they may be sums and multiples of f, with no clip, where, power or link of f). "
             f"{LISTED}"
+        )
+    if is_weighed_by(log_lik.trace, sites, zero):
+        raise ModelError(
+            "LocalBound() needs observed values, masks and scales that are not computed from f, as "
+            f"those of site '{name}' are. {LISTED}"
         )
     total = jnp.asarray(getattr(unwrap(site["fn"]), "total_count", 1.0), zero.dtype)
     y, total = (jnp.broadcast_to(jnp.asarray(x, zero.dtype), shape) for x in (site["value"], total))

@@ -140,7 +140,7 @@ class Laplace(LocalMethod):
     def form(self, factors):
         """As in the base class, and what is known of a softmax of independent functions."""
         independent = isinstance(covariance_of(factors.prior), Independent)
-        if factors.log_lik.softmax and independent:
+        if factors.log_lik.softmax and independent and factors.log_lik.is_concave:
             return MinusRankOne
         return super().form(factors)
 

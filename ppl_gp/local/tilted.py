@@ -23,7 +23,7 @@ from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error, log_ndtr
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.reading.dependence import Dependence, decides, dependence
-from ppl_gp.reading.factors import LogLikelihood, is_concave
+from ppl_gp.reading.factors import LogLikelihood, is_concave, is_weighed_by
 from ppl_gp.reading.roles import is_observed
 
 
@@ -221,7 +221,8 @@ def _closed_form(log_lik, mean, variance) -> Tilted | None:
     def parameter(key):
         return lambda f: getattr(log_lik.trace(f)[name]["fn"], key)
 
-    if not is_affine(eta := parameter(_SEES[type(fn)]), *own):
+    seen = is_weighed_by(log_lik.trace, sites, mean)
+    if seen or not is_affine(eta := parameter(_SEES[type(fn)]), *own):
         return None
     if isinstance(fn, BernoulliProbit):
         return tilted_probit(mean, variance, *line(eta, *own), 2.0 * y - 1.0)

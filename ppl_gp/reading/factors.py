@@ -11,7 +11,7 @@ is read off the jaxpr while tracing; whatever is not on the list takes the gener
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -60,7 +60,9 @@ def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> b
     found = trace_at(zero)
     names = [k for k, s in found.items() if is_observed(s)] if sites is None else sites
     kinds = {k: type(unwrap(found[k]["fn"])) for k in names}
-    if any(kind not in _FAMILIES for kind in kinds.values()):
+    if any(kind not in _FAMILIES for kind in kinds.values()) or is_weighed_by(
+        trace_at, names, zero
+    ):
         return False
     allowed = [(k, p, how) for k, kind in kinds.items() for p, how in _FAMILIES[kind].items()]
 
@@ -70,6 +72,16 @@ def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> b
 
     pairs = zip(dependence(parameters, zero), allowed, strict=True)
     return all(way in (how, Dependence.constant) for way, (*_, how) in pairs)
+
+
+def is_weighed_by(trace_at: Callable, sites: Iterable[str], f) -> bool:
+    """Whether observed values, masks or scales of these sites are computed from f."""
+
+    def around(f):
+        trace = trace_at(f)
+        return [(s["value"], s["scale"], mask_of(s["fn"])) for s in map(trace.get, sites)]
+
+    return depends(around, f)
 
 
 class JointLogLikelihood(eqx.Module):
@@ -182,7 +194,7 @@ def functions_of(log_lik: Callable) -> int:
 @eqx.filter_jit
 def _per_datum(log_lik: JointLogLikelihood, latent):
     """Compiled on its own: a method calls it in tens of places, and traces the model once."""
-    total = jnp.zeros((log_lik.num,), jnp.result_type(*latent.values()))
+    total = jnp.zeros((log_lik.num,), jnp.result_type(float, *latent.values()))
     for site in log_lik.trace(latent).values():
         if is_observed(site):
             per_datum = log_prob_per_datum(site)

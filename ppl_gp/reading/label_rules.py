@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.reading.labels import NOT_NEGATIVE, Labels, Seen
+from ppl_gp.reading.labels import NOT_NEGATIVE, Cause, Labels, Seen
 from ppl_gp.reading.walk import NONLINEAR, Walk
 from ppl_gp.reading.walk import shape_of as _shape
 
@@ -42,7 +42,10 @@ class LabelRules(Labels):
         if name == "iota":
             return [self.numbers(shapes[0], equation.params["dimension"])]
         if name.startswith(_DRAWS) and name not in _ELEMENTWISE:
-            return [self.by_number(s, name, range(len(s))) for s in shapes]
+            drawn = [self.by_number(s, name, range(len(s))) for s in shapes]
+            into = [self.entered(v) for v in into]  # a key, and of a gamma its shape
+            every = [a for v in into for a in v.axes]
+            return [self.merged([v, *into], v.axes, every, name, "unknown") for v in drawn]
         if name == "lt" and _is_false(*equation.invars):  # of an index that is written down
             return [Seen((None,) * len(shapes[0]), number=NOT_NEGATIVE)]
         if name not in _KEEP_NUMBERS:
@@ -117,8 +120,9 @@ class LabelRules(Labels):
     def _elementwise(self, e, into):
         name = e.primitive.name
         if name in _AS_IT_IS or (name == "select_n" and into[0].number == NOT_NEGATIVE):
-            return [into[0 if name in _AS_IT_IS else 1]]
-        if name == "lt" and into[0].number is not None and _is_zero(e.invars[1]):
+            is_short = e.outvars[0].aval.dtype.itemsize < 4  # where n is another number, or true
+            return [self.entered(into[0]) if is_short else into[0 if name in _AS_IT_IS else 1]]
+        if name == "lt" and _is_number(into[0].number) and _is_zero(e.invars[1]):
             (out,) = self._aligned(e, [v._replace(number=None) for v in into])
             return [out._replace(number=NOT_NEGATIVE)]
         if name == "add" and _is_zero(e.invars[1]):
@@ -298,6 +302,24 @@ def is_entry_by_entry(function: Callable, x) -> bool:
     meets &= all(n == 1 or a == b for n, a, b in zip(jnp.shape(x), own, there, strict=False))
     several = {a for n, a in zip(jnp.shape(x), own, strict=False) if n > 1}
     return meets and {labels.group(a) for a, free in out.across if free}.isdisjoint(several)
+
+
+def crossing(function: Callable, x, axis: int) -> Cause | None:
+    """Why entry n of function(x), along its last axis, is not proved to see entry n of x along
+    `axis` alone; `None` where it is.
+    """
+    closed, labels = jax.make_jaxpr(function)(x), LabelRules()
+    given = labels.argument(jnp.shape(x), free=True)
+    (out,) = map(labels.entered, Walk(labels).closed(closed, [given]))
+    row, there = labels.group(given.axes[axis]), [a and labels.group(a) for a in out.axes]
+    lost = (c for (a, free), c in out.across.items() if free and labels.group(a) == row)
+    elsewhere = Cause("mixes", "site", None) if row in there[:-1] else None
+    return next(lost, elsewhere)
+
+
+def _is_number(number) -> bool:
+    """Whether each column of an index, or the only one, is a number of rows."""
+    return number is not None and None not in (number if isinstance(number, tuple) else [number])
 
 
 def _is_zero(atom) -> bool:

@@ -137,6 +137,14 @@ class Labels:
         labels = {(a, False): cause for a in own if a is not None}
         return v._replace(number=None, across={**labels, **v.across})
 
+    def others(self, v: Seen) -> dict[int, Cause]:
+        """{label along which an entry sees other random values: why}; also along one of two axes,
+        as of f_i - f_j.
+        """
+        axes = [self.group(a) for a in v.axes if a is not None]
+        twice = {a: Cause("mixes", "site", None) for a in axes if v.free and axes.count(a) > 1}
+        return {**twice, **{self.group(a): c for (a, free), c in v.across.items() if free}}
+
     def merged(
         self,
         values: Sequence[Seen],

@@ -2,7 +2,7 @@
 read is kept with the function (`Declared`), and compiled code is keyed by both.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import update_wrapper
 from typing import Any
@@ -54,8 +54,8 @@ class Reading:
       scales. `needed`: the shaping ones that a prediction is given anew, one entry per datum;
       tables and numbers are remembered. `factored`: those that factors alone are computed from,
       data or inputs, who can tell.
-    - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed
-      from). `kernels`: (GP site, the arrays with one entry per datum that its kernel is computed
+    - `spread`, `variance`, `priors`: (site, the random sites that its scale, its variance or all
+      of it is computed from). `kernels`: (GP site, the arrays with one entry per datum that its kernel is computed
       from: a median of distances, say).
     - `mixing`: (site, what of it, how) where row n is computed from more than row n; `shared`: of
       sites without rows that see them (a prior at their mean); `drawn`: where a row sees which are
@@ -80,6 +80,7 @@ class Reading:
     spread: tuple[tuple[str, tuple[str, ...]], ...] = ()
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     variance: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    priors: tuple[tuple[str, tuple[str, ...]], ...] = ()
     mixing: tuple[tuple[str, str, str], ...] = ()
     shared: tuple[tuple[str, str, str], ...] = ()
     drawn: tuple[tuple[str, str, str], ...] | None = None  # in files of before
@@ -165,6 +166,17 @@ class Reading:
             f"{lines and f' ({lines})'}, and "
             f"{who} needs log p(y|f) = sum_n log p(y_n|f_n). {self.in_order} {LISTED}"
         )
+
+    def require_priors_apart(self, who: str, functions: Collection[str]) -> None:
+        """Raise `ModelError` where the prior of a hyperparameter is computed from one of these
+        functions, which `who` integrates.
+        """
+        sees = (k for k, seen in self.priors if self.axis(k) is None and {*seen} & {*functions})
+        for name in sees:
+            raise ModelError(
+                f"the prior of site '{name}' is computed from a function or an effect, which {who} "
+                f"integrates, and '{name}' itself is not integrated. {LISTED}"
+            )
 
     @property
     def without_rows(self) -> list[str]:
@@ -264,6 +276,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
         factored=tuple(sorted(_every(factors.values()) - shaping)),
         spread=_any((k, s.spread.sites) for k, s in free.items()),
         variance=_any((k, s.variance.sites) for k, s in free.items()),
+        priors=_any((k, s.fn.sites) for k, s in free.items()),
         kernels=_any((k, s.kernel.arguments & {*rows, "y"}) for k, s in seen.items()),
         mixing=tuple((k, what, c.kind) for k, what, c in mixing),
         shared=tuple((k, what, c.kind) for k, what, c in shared),

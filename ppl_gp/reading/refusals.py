@@ -22,9 +22,10 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.kernels.pairs import pair_fault
 from ppl_gp.quick import is_traced
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.digest import own_kinds
-from ppl_gp.reading.roles import Roles, is_factor, is_observed, roles
-from ppl_gp.reading.tracing import bare_trace
+from ppl_gp.reading.dependence import depends
+from ppl_gp.reading.digest import arrays_of, own_kinds
+from ppl_gp.reading.roles import Roles, is_factor, is_missing_part, is_observed, roles
+from ppl_gp.reading.tracing import bare_trace, run
 
 VALUE_WANTED = (
     jax.errors.TracerArrayConversionError,
@@ -40,6 +41,7 @@ _WANTED = {
     ),
     "log_prob": ": give the class log_prob(self, value), the log density of each entry",
 }
+_MISSING = "_unobserved"  # what obs_mask adds to a site's name
 _OURS = "ppl_gp jax jaxlib numpyro equinox numpy functools contextlib threading".split()
 
 
@@ -135,12 +137,19 @@ def _line(error: Exception) -> str:
 def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict) -> None:
     """Raise `ModelError` where no site observes data, and some would if an argument that is `None`
     were given, or `y` is and nothing is computed from it, or the model has a GP: no method has
-    anything to learn from.
+    anything to learn from. Also where observations that are missing enter another site.
 
     What is left is a model without a GP that is a density of its own (a funnel, latents and a
     `numpyro.factor`), which samplers draw from. Traces only where nothing is observed.
     """
     found = roles(trace)
+    for name in (k for k in trace if is_missing_part(k, trace)):
+        if is_used(name, model, trace, args, kwargs):
+            raise ModelError(
+                f"the values that obs_mask leaves open at site '{name.removesuffix(_MISSING)}' "
+                "enter another site, and no method integrates them; declare them by a "
+                "numpyro.sample of their own."
+            )
     if any(trace[k]["is_scored"] for k in found.observed):
         return
     left_out = _left_out(model, args, kwargs, trace)
@@ -148,6 +157,19 @@ def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict
     if left_out is None and (found.observed or is_density):
         return
     raise ModelError(observes_nothing(left_out, found))
+
+
+def is_used(name, model, trace, args, kwargs) -> bool:
+    """Whether the density of any other site is computed from a site's value."""
+
+    def densities(value):
+        again = run(model, args, kwargs, {name: value})
+        others = [s for k, s in again.items() if s["type"] == "sample" and k != name]
+        return [
+            (arrays_of(s["fn"]), s["scale"], s["value"] if is_observed(s) else ()) for s in others
+        ]
+
+    return bool(depends(densities, trace[name]["value"]))
 
 
 def _is_ignored(argument: str, model: Any, args: tuple, kwargs: dict) -> bool:

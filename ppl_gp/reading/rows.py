@@ -310,7 +310,7 @@ class _Reader:
         axes = {k: a for k in asked if (a := self._axis(k, plates, look)) is not None}
         # missing observations are drawn where they stand
         sites = {k: v for k, v in self.sites.items() if not is_missing_part(k, self.sites)}
-        sees = {k: c for k, v in sites.items() if (c := self._cause(v.own)) is not None}
+        sees = {k: c for k, v in sites.items() if (c := self._cause(self._terms(v))) is not None}
         mixing = {k: c for k, c in sees.items() if k in axes}
         shared = {k: c for k, c in sees.items() if k not in axes}
         around = {
@@ -343,13 +343,24 @@ class _Reader:
         """
         found = self.sites[name]
         if by_row or name in self.gps:
-            return self._cause(found.own, free=True) if self._is_asked(name) else None
+            parts = [*self._terms(found), *found.around]
+            return self._cause(parts, free=True) if self._is_asked(name) else None
         (terms,), gps = found.own, [k for k in self.gps if k in self.values]
         ends = self.groups([self.labels.rows, *(self.values[k][0].axes[-1] for k in gps)])
         met = [c for (a, free), c in terms.across.items() if free and self.labels.group(a) in ends]
         seen = terms.free and self.groups(terms.axes) & ends
         cause = next(iter(met), Cause("mixes", "site", None) if seen else None)
         return cause if self._is_asked(name) else None
+
+    def _terms(self, found: Found) -> list[Seen]:
+        """What says of a site what it sees. Along a second axis of the rows, as f_i - f_j has, each
+        term is one of another row.
+        """
+        if found.kernel or sum(map(self.is_row, found.own[0].axes)) < 2:
+            return found.own
+        (terms,), cause = found.own, Cause("mixes", "site", None)
+        across = {(self.labels.rows, terms.free): cause, **terms.across}
+        return [terms._replace(across=across)]
 
     def _is_seen(self, gp: str) -> bool:
         """Whether an observed site sees values of a GP."""

@@ -21,15 +21,9 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.kept import FromDraws
 from ppl_gp.numerics.linalg import half_log_det
-from ppl_gp.reading.digest import arrays_of
-from ppl_gp.reading.factors import depends
 from ppl_gp.reading.predictor.predictor import require_gp
-from ppl_gp.reading.roles import (
-    is_missing_part,
-    is_observed,
-    require_no_subsampling,
-    roles,
-)
+from ppl_gp.reading.refusals import is_used
+from ppl_gp.reading.roles import is_missing_part, require_no_subsampling, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import require_settings
@@ -54,32 +48,12 @@ def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -
                 "out, for instance with numpyro.distributions.MixtureSameFamily."
             )
     for name in found.params:
-        if _is_used(name, model, trace, args, kwargs):
+        if is_used(name, model, trace, args, kwargs):
             raise ModelError(
                 f"site '{name}' is a numpyro.param, which has no prior: {method} would leave it "
                 f"at its initial value. Declare it by numpyro.sample('{name}', prior), or fit by "
                 "a method with hyper=MAP()."
             )
-    for name in missing_parts(trace):
-        if _is_used(name, model, trace, args, kwargs):
-            raise ModelError(
-                "the values that obs_mask leaves open at site "
-                f"'{name.removesuffix('_unobserved')}' enter another site, and {method} does not "
-                "sample them; declare them by a numpyro.sample of their own."
-            )
-
-
-def _is_used(name, model, trace, args, kwargs) -> bool:
-    """Whether the density of any other site is computed from a site's value."""
-
-    def densities(value):
-        again = run(model, args, kwargs, {name: value})
-        others = [s for k, s in again.items() if s["type"] == "sample" and k != name]
-        return [
-            (arrays_of(s["fn"]), s["scale"], s["value"] if is_observed(s) else ()) for s in others
-        ]
-
-    return bool(depends(densities, trace[name]["value"]))
 
 
 def missing_parts(trace: dict) -> tuple[str, ...]:

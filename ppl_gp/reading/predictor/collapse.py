@@ -4,7 +4,7 @@ them.
 
 import itertools
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -20,7 +20,7 @@ from ppl_gp.reading.dependence import depends, sources
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.interactions import dependence
-from ppl_gp.reading.label_rules import is_entry_by_entry
+from ppl_gp.reading.label_rules import crossing, is_entry_by_entry
 from ppl_gp.reading.predictor.collapsed import Collapsed, Observed, Plan
 from ppl_gp.reading.predictor.cut import evaluated
 from ppl_gp.reading.predictor.predictor import Cut, Innovated, Rest, is_gaussian, shapes, spread_of
@@ -36,7 +36,7 @@ from ppl_gp.reading.roles import (
     roles,
 )
 from ppl_gp.reading.tracing import run
-from ppl_gp.reading.walk import MOVES, needed
+from ppl_gp.reading.walk import MOVES, line_of, needed
 
 _OBSERVED = "_observed"
 _SITE, _REST = "site ", "rest"
@@ -139,8 +139,22 @@ def _plan(whole: Innovated, trace: dict, rest: Rest) -> Plan:
         name,
         _factored(whole, few),
         whole.lone,
-        cut.coupled,
+        (*cut.coupled, *_crossing(whole, trace, axes, few)),
     )
+
+
+def _crossing(whole: Innovated, trace: dict, axes: dict, few: Rest) -> Iterator[tuple]:
+    """(observed site, kind of the cause, line) where row n of the predictor sees an innovation of
+    another row: e ~ Normal(f - f.mean(), 1), of an f with one value per datum.
+    """
+    zero, eta = whole.zero(few), whole.at(few).eta
+    rest = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), few)
+    for site, axis in axes.items():
+        if axis is not None and site not in whole.lone:
+            one = lambda e, k=site: eta({**zero, k: e}, rest)  # noqa: E731
+            if (cause := crossing(one, zero[site], axis)) is not None:
+                observed = next(k for k, s in trace.items() if is_observed(s))
+                yield observed, cause.kind, line_of(cause.source)
 
 
 def _factored(whole: Innovated, few: Rest) -> tuple[str, ...]:

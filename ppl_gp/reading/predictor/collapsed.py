@@ -62,6 +62,7 @@ class Plan:
 def with_predictor(reading: Reading, plan: Plan) -> Reading:
     """The reading with the predictor in place of what it integrates."""
     left = lambda pairs: tuple((k, v) for k, v in pairs if k not in plan.sites)  # noqa: E731
+    seeing = lambda names: tuple(plan.name if k in plan.sites else k for k in names)  # noqa: E731
     paths = tuple(dict.fromkeys(p for k, v in reading.kernels if k in plan.sites for p in v))
     return replace(
         reading,
@@ -70,6 +71,7 @@ def with_predictor(reading: Reading, plan: Plan) -> Reading:
         needed=(*reading.needed, *plan.seen),
         spread=left(reading.spread),
         variance=left(reading.variance),
+        priors=tuple((k, seeing(names)) for k, names in left(reading.priors)),
         kernels=(*left(reading.kernels), *([(plan.name, paths)] if paths else [])),
         coupled=(*((k, how) for k, how, _ in plan.coupled), *reading.coupled),
         lines=(*((k, line) for k, _, line in plan.coupled), *reading.lines),

@@ -125,7 +125,7 @@ class Predictors(NamedTuple):
         part = _part(self.closed, list(given), self.closed.jaxpr.outvars)
         out = map(labels.entered, Walk(labels).closed(part, [*given.values()]))
         rows = {v: labels.group(x.axes[data_axis(every.index(v))]) for v, x in own.items()}
-        seen = [{labels.group(a): c for (a, free), c in v.across.items() if free} for v in out]
+        seen = [*map(labels.others, out)]
         crossed = {a for x in seen for a in x if a in rows.values()}
         coupled = (next((c for a, c in x.items() if a in crossed), None) for x in seen)
         return [v for v, a in rows.items() if a in crossed], tuple(coupled)

@@ -315,8 +315,8 @@ def _cut(moved: Innovated, num: int, structure, leaves) -> Cut | None:
     at, beyond = ([v.aval.shape for v in x.every] for x in (here, there))
     if len(at) != len(beyond):
         return None
-    grown = lambda a, b: next((i for i, n in enumerate(a[: len(b)]) if n != b[i]), None)  # noqa: E731
-    axes = [grown(a, b) for a, b in zip(at, beyond, strict=True)]
+    grown = [[i for i, n in enumerate(a) if (n,) != b[i : i + 1]] for a, b in zip(at, beyond)]  # noqa: B905
+    axes = [found[0] if len(found) == 1 else None for found in grown]
     found = here.smallest(axes.__getitem__, _observations(moved.skeleton, here.num_z, short))
     if found is None or not found.places:
         return None
