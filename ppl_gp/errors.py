@@ -22,6 +22,14 @@ IN_ORDER = (
     "of f[index]. Declare a path over the rows over its times, and look it up, z[time]."
 )
 ONE_SITE = "Declare one observed site in a plate of the rows, not a site for each datum."
+ONE_PAIR = (
+    "Give a datum for each pair: ravel y, make arguments i and j of the rows of each, and write "
+    "f[i] - f[j]."
+)
+ONE_TERM = (
+    "Declare the factor in the plate of the rows, with the term of each row: leave the sum over "
+    "rows out."
+)
 ONE_TABLE = (
     "Give all observations as rows of one table, with a flag that says which they are: eta = "
     "jnp.where(is_z, eta_z, eta_y), and in the plate of the rows each observed site under its own "

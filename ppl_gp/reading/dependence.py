@@ -27,7 +27,7 @@ from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.digest import arrays_of, own_density, own_kinds
 from ppl_gp.reading.tracing import ARGUMENT, SITE, Look, kernel_beside, named_trace
-from ppl_gp.reading.walk import MOVES, Rules, Walk, jaxprs_of
+from ppl_gp.reading.walk import LOOPS, MOVES, Rules, Walk, jaxprs_of
 
 
 class Dependence(IntEnum):
@@ -229,7 +229,7 @@ def decides(function, x, rest) -> bool:
 class _Decisions(_Sources):
     """`found`: whether such a step was met."""
 
-    whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
+    whole = LOOPS
     found = False
 
     def primitive(self, equation, into: list[frozenset]) -> list[frozenset]:

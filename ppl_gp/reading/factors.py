@@ -60,9 +60,8 @@ def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> b
     found = trace_at(zero)
     names = [k for k, s in found.items() if is_observed(s)] if sites is None else sites
     kinds = {k: type(unwrap(found[k]["fn"])) for k in names}
-    if any(kind not in _FAMILIES for kind in kinds.values()) or is_weighed_by(
-        trace_at, names, zero
-    ):
+    known = all(kind in _FAMILIES for kind in kinds.values())
+    if not known or is_weighed_by(trace_at, names, zero):
         return False
     allowed = [(k, p, how) for k, kind in kinds.items() for p, how in _FAMILIES[kind].items()]
 

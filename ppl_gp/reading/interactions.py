@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.reading.walk import MOVES, NONLINEAR, Known, Rules, Walk, later, shape_of
+from ppl_gp.reading.walk import LOOPS, MOVES, NONLINEAR, Known, Rules, Walk, later, shape_of
 
 _LINEAR = {"add", "sub", "neg", "add_any", "copy", "copy_p", "stop_gradient", "real"}
 # `mul` and `div` are linear where one factor, or the numerator alone, depends on the functions
@@ -52,7 +52,7 @@ def dependence(function: Callable, num: int, like) -> Dependence:
 class _Reader(Rules):
     """Sets as booleans (F, *shape); gathers `coupled` as it goes. A loop mixes what enters it."""
 
-    whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
+    whole = LOOPS
 
     def __init__(self, num: int):
         self.num, self.coupled = num, np.eye(num, dtype=bool)

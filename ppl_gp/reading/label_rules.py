@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.reading.labels import NOT_NEGATIVE, Cause, Labels, Seen
+from ppl_gp.reading.labels import NOT_NEGATIVE, PAIRS, Cause, Labels, Seen
 from ppl_gp.reading.walk import NONLINEAR, Walk
 from ppl_gp.reading.walk import shape_of as _shape
 
@@ -313,8 +313,7 @@ def crossing(function: Callable, x, axis: int) -> Cause | None:
     (out,) = map(labels.entered, Walk(labels).closed(closed, [given]))
     row, there = labels.group(given.axes[axis]), [a and labels.group(a) for a in out.axes]
     lost = (c for (a, free), c in out.across.items() if free and labels.group(a) == row)
-    elsewhere = Cause("mixes", "site", None) if row in there[:-1] else None
-    return next(lost, elsewhere)
+    return next(lost, PAIRS if row in there[:-1] else None)
 
 
 def _is_number(number) -> bool:

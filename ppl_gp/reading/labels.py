@@ -14,12 +14,15 @@ import numpy as np
 
 class Cause(NamedTuple):
     """Why an entry sees others: the operation "mixes" them, goes by the row's "number" or by the
-    "count" of rows, or is "unknown".
+    "count" of rows, or is "unknown"; or there are entries for "pairs" of rows.
     """
 
     kind: str
     primitive: str
     source: Any  # what JAX keeps of the user's line; None of a constant
+
+
+PAIRS = Cause("pairs", "site", None)
 
 
 class Seen(NamedTuple):
@@ -142,7 +145,7 @@ class Labels:
         as of f_i - f_j.
         """
         axes = [self.group(a) for a in v.axes if a is not None]
-        twice = {a: Cause("mixes", "site", None) for a in axes if v.free and axes.count(a) > 1}
+        twice = {a: PAIRS for a in axes if v.free and axes.count(a) > 1}
         return {**twice, **{self.group(a): c for (a, free), c in v.across.items() if free}}
 
     def merged(
@@ -211,8 +214,9 @@ class Labels:
     def carried(self, value: Seen, equation, along: Sequence[Seen] = ()) -> Seen:
         """The next step sees the entry of the one before, or how many steps were before it."""
         value, label = self.entered(value), self.join(v.axes[0] for v in along)
-        lost, kind = (value.each, "mixes") if value.each else ([label], "number")
+        own = frozenset(a for a in value.each if self.group(a) == label)  # no outer loop's
+        lost, kind = (own, "mixes") if own else ([label], "number")
         if lost == [None]:
             lost, kind = [self.length(equation, -1)], "count"
         out = self.merged([value], value.axes, lost, equation.primitive.name, kind)
-        return out._replace(each=frozenset())
+        return out._replace(each=value.each - own)

@@ -12,8 +12,10 @@ import jax
 from ppl_gp.errors import (
     IN_ORDER,
     LISTED,
+    ONE_PAIR,
     ONE_SITE,
     ONE_TABLE,
+    ONE_TERM,
     DataError,
     ModelError,
     NotPointwiseError,
@@ -28,6 +30,7 @@ from ppl_gp.reading.walk import line_of
 
 _MORE = {
     "mixes": "other rows",
+    "pairs": "a second row, as f_i - f_j does",
     "unknown": "all rows by an operation that is not known to keep them apart, as jax.lax.map over "
     "the rows does",
     "number": "the row's number",
@@ -55,8 +58,8 @@ class Reading:
       tables and numbers are remembered. `factored`: those that factors alone are computed from,
       data or inputs, who can tell.
     - `spread`, `variance`, `priors`: (site, the random sites that its scale, its variance or all
-      of it is computed from). `kernels`: (GP site, the arrays with one entry per datum that its kernel is computed
-      from: a median of distances, say).
+      of it is computed from). `kernels`: (GP site, the arrays with one entry per datum that its
+      kernel is computed from: a median of distances, say).
     - `mixing`: (site, what of it, how) where row n is computed from more than row n; `shared`: of
       sites without rows that see them (a prior at their mean); `drawn`: where a row sees which are
       drawn with it by a plate that subsamples; `coupled`: (site, how) of those that
@@ -159,7 +162,8 @@ class Reading:
             return
         how = dict(self.coupled)
         lines = ", ".join(dict.fromkeys(filter(None, (dict(self.lines).get(k) for k in how))))
-        sees = _MORE["unknown"] if {*how.values()} == {"unknown"} else "other rows than its own"
+        kind = kinds.pop() if len(kinds := {*how.values()}) == 1 else "mixes"
+        sees = _MORE[kind] if kind in ("unknown", "pairs") else "other rows than its own"
         raise NotPointwiseError(
             f"the likelihood of site {list(how or self.observed)} couples values of latent "
             f"functions: the density of a datum depends on values at {sees}"
@@ -188,6 +192,10 @@ class Reading:
         """How each datum sees functions at a row of its own."""
         if self.held:
             return f"A linear predictor of several rows of f is read off, unless {self.held}"
+        if {*dict(self.coupled).values()} == {"pairs"}:
+            return ONE_PAIR
+        if self.coupled and not {*dict(self.coupled)} & {*self.observed}:
+            return ONE_TERM
         by_row = any(self.axis(k) is not None for k in self.observed)
         if self.without_rows and not by_row:
             return f"{ONE_SITE} {IN_ORDER}"
@@ -218,10 +226,6 @@ class Reading:
                 f"{self._told(*told)}, so that a density would depend on which rows are asked for "
                 "together. Pass the mask to the model, an argument with one entry per row."
             )
-
-    def axis_of(self, path: str) -> int | None:
-        """The axis of the data of an array argument."""
-        return dict(self.rows).get(path)
 
     def predicts(self, site: str) -> bool:
         """Whether predictions are made of a site, with or without an `obs_mask` now."""

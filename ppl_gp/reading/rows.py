@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.label_rules import LabelRules
-from ppl_gp.reading.labels import Cause, Seen
+from ppl_gp.reading.labels import PAIRS, Cause, Seen
 from ppl_gp.reading.roles import is_missing_part
 from ppl_gp.reading.tracing import (
     ARGUMENT,
@@ -358,9 +358,8 @@ class _Reader:
         """
         if found.kernel or sum(map(self.is_row, found.own[0].axes)) < 2:
             return found.own
-        (terms,), cause = found.own, Cause("mixes", "site", None)
-        across = {(self.labels.rows, terms.free): cause, **terms.across}
-        return [terms._replace(across=across)]
+        (terms,) = found.own
+        return [terms._replace(across={(self.labels.rows, terms.free): PAIRS, **terms.across})]
 
     def _is_seen(self, gp: str) -> bool:
         """Whether an observed site sees values of a GP."""
@@ -405,4 +404,5 @@ class _Reader:
         return met[0] + site.hidden if len(met) == 1 else None
 
 
-_KINDS = ("mixes", "unknown", "number", "count")  # the first is told: a mean also divides by N
+# the first is told: a mean also divides by N
+_KINDS = ("pairs", "mixes", "unknown", "number", "count")

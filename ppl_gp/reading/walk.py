@@ -17,6 +17,8 @@ from ppl_gp.errors import HERE
 
 # Entry by entry the same number, in another place.
 MOVES = {*"broadcast_in_dim reshape transpose slice squeeze expand_dims copy copy_p".split()}
+# Calls that hold a jaxpr for each branch, or step.
+LOOPS = frozenset({"scan", "while", "cond", "custom_linear_solve"})
 # Entry by entry, and not linear.
 NONLINEAR = frozenset(
     """
@@ -275,7 +277,7 @@ def changed(a, b, at: int | None = None) -> tuple[set[int], set[tuple]]:
         grew(one.outvars, other.outvars)
         if one.params.get("length") != other.params.get("length"):
             axes.add((at, id(one), -1))
-        inside = at if one.primitive.name in _FOLLOWED or called(one) is None else at or id(one)
+        inside = at if one.primitive.name in LOOPS or called(one) is None else at or id(one)
         for pair in zip(jaxprs_of(one), jaxprs_of(other), strict=False):
             more = changed(*pair, inside)
             numbers, axes = numbers | more[0], axes | more[1]
@@ -300,7 +302,6 @@ def jaxprs_of(equation) -> list:
     return [x for x in flat if hasattr(getattr(x, "jaxpr", x), "eqns")]
 
 
-_FOLLOWED = ("scan", "while", "cond", "custom_linear_solve")
 _ELSEWHERE = ("/site-packages/", HERE, "<frozen", "/lib/python")
 
 

@@ -128,7 +128,7 @@ def inputs_of(
         if path in reading.shaping and np.ndim(value) > 0:
             arrays[path] = np.asarray(value)
             dims[path] = [f"{path}_dim_{i}" for i in range(np.ndim(value))]
-            if plate and (axis := reading.axis_of(path)) is not None:
+            if plate and (axis := reading.row_axes.get(path)) is not None:
                 dims[path][axis] = plate
     return arrays, dims
 

@@ -206,7 +206,7 @@ def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
 
 def require_none_of_rows(estimator: str, fit: Fit, arguments: Mapping | None) -> None:
     """Raise `DataError` for an argument with an entry for each row: it has none at other rows."""
-    if bad := [k for k in arguments or () if fit.model.reading.axis_of(k) is not None]:
+    if bad := [k for k in arguments or () if fit.model.reading.row_axes.get(k) is not None]:
         raise DataError(
             f"{estimator}(arguments=...): {bad} have one entry per row of training, and new rows "
             "would need theirs; make each a column of X, which the model takes apart."

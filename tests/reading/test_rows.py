@@ -97,6 +97,12 @@ ALONE = {
     "its own number, looked up": lambda f, X: f[jnp.arange(X.shape[0])],
     "by vmap": lambda f, X: jax.vmap(lambda z, x: jnp.where(x[0] > 0, z, jnp.exp(z)))(f, X),
     "by lax.map": lambda f, X: lax.map(lambda row: row[0] + row[1] @ row[1], (f, X)),
+    "a loop within lax.map": lambda f, X: lax.map(
+        lambda z: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x + z), 0.0 * z), f
+    ),
+    "a loop over columns within lax.map": lambda f, X: lax.map(
+        lambda row: lax.scan(lambda s, x: (s + x * row[0], s), 0.0 * row[0], row[1])[0], (f, X)
+    ),
     "a callback of one row": lambda f, X: lax.map(called_back, f),
     "in a loop that is the same for all": held,
     "a loop of each row's own": lambda f, X: jax.vmap(one_root)(f),
@@ -131,6 +137,12 @@ ALONE = {
 MIXED = {
     "centred": (lambda f, X: f - f.mean(), "mixes"),
     "cumulated": (lambda f, X: jnp.cumsum(f), "mixes"),
+    "cumulated by a loop in a loop": (
+        lambda f, X: lax.scan(
+            lambda s, z: (lax.fori_loop(0, 2, lambda i, x: x + z, s), s), 0.0 * f[0], f
+        )[1],
+        "mixes",
+    ),
     "rolled": (lambda f, X: jnp.roll(f, 1), "mixes"),
     "reversed": (lambda f, X: f[::-1], "mixes"),
     "sorted": (lambda f, X: jnp.sort(f), "mixes"),

@@ -24,7 +24,6 @@ from ppl_gp.numerics.linalg import half_log_det
 from ppl_gp.reading.predictor.predictor import require_gp
 from ppl_gp.reading.refusals import is_used
 from ppl_gp.reading.roles import is_missing_part, require_no_subsampling, roles
-from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import require_settings
 

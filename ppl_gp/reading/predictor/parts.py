@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.reading.predictor.predictor import root_of
-from ppl_gp.reading.walk import MOVES, Known, Rules, Walk, later
+from ppl_gp.reading.walk import LOOPS, MOVES, Known, Rules, Walk, later
 
 _MOVES = MOVES | {"rev", "gather", "dynamic_slice"}
 
@@ -55,7 +55,7 @@ def entries_seen(function: Callable, z):
 class _Entries(Rules):
     """Values are `OneEach`; `Known` where they do not depend on z; else `None`, no proof."""
 
-    whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
+    whole = LOOPS
 
     def constant(self, array) -> Known:
         return Known(lambda: array)

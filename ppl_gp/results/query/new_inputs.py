@@ -108,14 +108,14 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
     if name != "y" and (missing := [p for p in own if p in reading.needed]):
         # an array whose rows are proved is no table
         table = f" Of a table that is only looked up, fit with tables=({name!r},)."
-        table *= all(reading.axis_of(p) is None for p in missing)
+        table *= all(reading.row_axes.get(p) is None for p in missing)
         raise DataError(
             f"predicting needs '{name}' at the new inputs: in training the model took {missing} "
             f"with one entry per datum. Pass it by keyword, predict(X_new, {name}=...), or in its "
             f"place; log_density(X_new, y_new, ...) has y_new in the second one.{table}"
         )
     # observations and masks
-    gone = [p for p in own if name == "y" or reading.axis_of(p) is not None]
+    gone = [p for p in own if name == "y" or reading.row_axes.get(p) is not None]
     if gone == own and own:
         return [] if name in optional_arguments(fit.model) else [(name, None)]
     args, kwargs = leaves.replaced(dict.fromkeys(gone))
@@ -216,7 +216,7 @@ def num_rows(fit: Record, args: tuple, kwargs: dict) -> int:
     own = {p: x for p, x in arrays.items() if argument_of(p) == first}
     asked = {p: arrays[p] for p in reading.needed if p in arrays}
     for group in (own, asked):
-        axes = ((x, reading.axis_of(p)) for p, x in group.items())
+        axes = ((x, reading.row_axes.get(p)) for p, x in group.items())
         if rows := [x.shape[a] for x, a in axes if a is not None and a < x.ndim]:
             return rows[0]
     return next((x.shape[0] for x in own.values() if x.shape), 0)

@@ -380,7 +380,7 @@ def _without_observations(fit) -> tuple[tuple, dict]:
     inputs = [p for p in leaves.arrays if argument_of(p) == leaves.inputs]
     kept |= set(inputs if not kept.intersection(inputs) else ())
     gone = {p: x for p, x in leaves.arrays.items() if p not in kept and np.ndim(x)}
-    tied = {p for p in gone if argument_of(p) == "y" or reading.axis_of(p) is not None}
+    tied = {p for p in gone if argument_of(p) == "y" or reading.row_axes.get(p) is not None}
     gone |= {p: None for p in gone if p in tied or argument_of(p) in optional_arguments(fit.model)}
     gone = {p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()}
     args, kwargs = leaves.replaced(gone)
