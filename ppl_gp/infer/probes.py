@@ -80,9 +80,7 @@ def require_finite(rows, of: str, where: str, cause: str = _CAUSE) -> None:
 
 def probe(log_lik: LogLikelihood) -> None:
     """Require that a datum sees functions at its own row alone, priors none, and finite terms."""
-    reading = reading_of(log_lik.joint.model)
-    reading.require_pointwise("a local method", (log_lik.site,))
-    reading.require_priors_apart("a local method", (log_lik.site,))
+    reading_of(log_lik.joint.model).require_pointwise("a local method", (log_lik.site,))
     functions = () if log_lik.functions == 1 else (log_lik.functions,)
     probe_finite(log_lik.joint, {log_lik.site: (*functions, log_lik.num)})
 
@@ -93,7 +91,6 @@ def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: B
     for name in structure.outer:
         require_equal_rows([name], trace[name]["fn"].shape()[-1], num, reading.in_order)
     reading.require_pointwise("SVGP()", structure.gps)
-    reading.require_priors_apart("SVGP()", structure.gps)
     below = {k: trace[k]["value"] for k in (*structure.latents, *structure.inner)}
     below = {
         k: v

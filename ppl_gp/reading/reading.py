@@ -2,7 +2,7 @@
 read is kept with the function (`Declared`), and compiled code is keyed by both.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import update_wrapper
 from typing import Any
@@ -155,10 +155,16 @@ class Reading:
 
     def require_pointwise(self, who: str, gps: Iterable[str]) -> None:
         """Raise `NotPointwiseError` where the density of a datum, or an input of it, depends on
-        random values of other rows, or on one of these functions at no row of its own.
+        random values of other rows, or on one of these functions at no row of its own; `ModelError`
+        where the prior of a hyperparameter is computed from one.
         """
-        bad = self.coupled or tuple(k for k in gps if k in self.looked_up)
-        if not bad:
+        sees = (k for k, seen in self.priors if self.axis(k) is None and {*seen} & {*gps})
+        for name in sees:
+            raise ModelError(
+                f"the prior of site '{name}' is computed from a function or an effect, which {who} "
+                f"integrates, and '{name}' itself is not integrated. {LISTED}"
+            )
+        if not (self.coupled or {*gps} & {*self.looked_up}):
             return
         how = dict(self.coupled)
         lines = ", ".join(dict.fromkeys(filter(None, (dict(self.lines).get(k) for k in how))))
@@ -170,17 +176,6 @@ class Reading:
             f"{lines and f' ({lines})'}, and "
             f"{who} needs log p(y|f) = sum_n log p(y_n|f_n). {self.in_order} {LISTED}"
         )
-
-    def require_priors_apart(self, who: str, functions: Collection[str]) -> None:
-        """Raise `ModelError` where the prior of a hyperparameter is computed from one of these
-        functions, which `who` integrates.
-        """
-        sees = (k for k, seen in self.priors if self.axis(k) is None and {*seen} & {*functions})
-        for name in sees:
-            raise ModelError(
-                f"the prior of site '{name}' is computed from a function or an effect, which {who} "
-                f"integrates, and '{name}' itself is not integrated. {LISTED}"
-            )
 
     @property
     def without_rows(self) -> list[str]:
