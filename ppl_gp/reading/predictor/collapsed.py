@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from ppl_gp.errors import DataError, warn
-from ppl_gp.gp import unwrap
+from ppl_gp.gp import bare, hidden_axes, unwrap
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.predictor.predictor import Innovated, ObservedPart, Rest
 from ppl_gp.reading.predictor.prior import PredictorGP, RowsKernel
@@ -133,7 +133,10 @@ class Collapsed(Declared):
         first, pull = jax.vjp(lambda e: here.eta(e)[:, 0], here.zero)
         (slopes,) = jax.vmap(pull)(jnp.eye(len(first)))
         flat = [jnp.reshape(g, (len(g), -1)) for g in slopes.values()]
-        step = jnp.linalg.pinv(sum(g @ g.T for g in flat)) @ (rows[:, 0] - first)
+        gram = sum(g @ g.T for g in flat)
+        scale = jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny))  # a column's, say
+        step = jnp.linalg.pinv(gram / scale / scale[:, None]) @ ((rows[:, 0] - first) / scale)
+        step = step / scale
         return self.moved.observed({k: jnp.tensordot(step, g, 1) for k, g in slopes.items()}, rest)
 
     def _emit(self, name: str, given: Mapping, site: ObservedPart) -> None:
@@ -150,12 +153,16 @@ class Collapsed(Declared):
                 f"site '{name}' is computed from {lacking}, which is not given as an "
                 "array of numbers: a list is an option, and labels need a fit to labels."
             )
+        masks = [p for p in sees.fn if p in self.reading.masking and given.get(p) is None]
+        fn = site.fn
+        if any(self.skeleton.entry(p).dtype != bool for p in masks):  # a stand-in might not count
+            fn = bare(fn).to_event(hidden_axes(fn))
         with ExitStack() as around:
             for frame in site.frames:
                 around.enter_context(numpyro.plate(frame.name, frame.size, dim=frame.dim))
             if site.scale is not None:
                 around.enter_context(handlers.scale(scale=site.scale))
-            numpyro.sample(sees.label, site.fn, obs=None if missing else site.value)
+            numpyro.sample(sees.label, fn, obs=None if missing else site.value)
 
 
 def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> None:

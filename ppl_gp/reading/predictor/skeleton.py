@@ -39,17 +39,31 @@ class Skeleton:
         Raises `DataError` for another option than in training, and where a table is missing.
         """
         axes, found = dict(self.rows), {}
+        if new := [p for p, x in given.items() if x is not None and p not in self.paths]:
+            raise DataError(
+                f"argument {new} was not given in training, where the model's predictor was read "
+                "off: fit again with it, or leave it out."
+            )
         for path, entry in zip(self.paths, self.entries, strict=True):
             value = given.get(path)
             if not is_array(entry):
                 self._require_same(path, entry, given)
             elif value is not None:
-                found[path] = value
+                found[path] = self._of_truth(path, entry, value)
             elif path in axes:
                 found[path] = self._stand_in(path, entry, axes[path], num)
             else:
                 raise DataError(f"argument '{path}' is missing; give it as in training.")
         return found
+
+    def _of_truth(self, path: str, entry, value):
+        """The value; numbers in place of truth values add up: True + True is True."""
+        if entry.dtype == bool and value.dtype != bool:
+            raise DataError(
+                f"argument '{path}' had truth values in training, and has {value.dtype} now: give "
+                "truth values, or numbers to the fit as well."
+            )
+        return value
 
     def _stand_in(self, path: str, entry, axis: int, num: int) -> jax.Array:
         # in a file without observations: zeros are no scale and no exposure, ones are
@@ -138,7 +152,7 @@ def _with_numbers(model: Callable, bones: Skeleton) -> Skeleton:
         number = jax.ShapeDtypeStruct(entry.shape, jnp.result_type(float))
         pairs = zip(bones.paths, bones.entries, strict=True)
         tried = replace(bones, entries=tuple(number if p == path else x for p, x in pairs))
-        if not jnp.issubdtype(entry.dtype, jnp.inexact) and _runs(model, tried):
+        if jnp.issubdtype(entry.dtype, jnp.integer) and _runs(model, tried):
             bones = tried
     return bones
 
