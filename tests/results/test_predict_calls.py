@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 
@@ -217,3 +218,61 @@ def test_a_parameter_that_numpyro_refuses_at_some_draws():
     assert 0.0 < share < 1.0
     with pytest.warns(UserWarning, match=f"refuses parameters .* at {share:.0%} of the draws"):
         fit.predict(np.array([-0.7]))
+
+
+def _effects(X, a, b, y=None, scale=1.0, seen=None):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 2.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    mask = True if seen is None else seen > 0
+    with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=mask):
+        numpyro.sample("y", dist.Normal(scale * (f + beta * (a + b)), 0.5), obs=y)
+
+
+TRUE, OTHER = np.arange(N) % 2 == 0, np.arange(N) % 3 == 0
+FIXED = pg.EP(hyper=pg.Fixed({}))
+
+
+def test_truth_values_add_up_as_truth_values():
+    """They were numbers in the predictor's prior: 2 for True + True, 15 nats off."""
+    y = np.sin(X)
+    fit = pg.fit(_effects, FIXED, 0, X, TRUE, OTHER, y=y)
+    d = np.asarray(TRUE | OTHER, float)
+    K = np.asarray(pg.kernels.RBF(1.0, 1.0)(X, X)) + 1e-8 * np.eye(N)
+    C = K + 4.0 * np.outer(d, d) + 0.25 * np.eye(N)
+    assert abs(fit.log_evidence - multivariate_normal(np.zeros(N), C).logpdf(y)) < 1e-7
+    with pytest.raises(pg.DataError, match="'a' had truth values"):
+        fit.predict(NEW, np.full(3, 0.5), OTHER[:3])
+
+
+def test_an_argument_that_training_left_out_is_refused():
+    """A model with a predictor ignored it."""
+    fit = pg.fit(_effects, FIXED, 0, X, X, X**2, y=np.sin(X))
+    for left_out in ({"scale": 3.0}, {"scale": np.full(3, 3.0)}, {"scales": 3.0}):
+        with pytest.raises(pg.DataError, match="not given in training"):
+            fit.predict(NEW, NEW, NEW**2, **left_out)
+
+
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_a_mask_by_numbers_that_are_left_out_counts_every_new_row(first):
+    """It was that of training's first row, of this fit or of one before."""
+    seen = np.where(np.arange(N) == 0, first, 1.0)
+    fit = pg.fit(_effects, FIXED, 0, X, X, X**2, y=np.sin(X), seen=seen)
+    given = fit.log_density(NEW, np.sin(NEW), a=NEW, b=NEW**2, seen=np.ones(3))
+    found = fit.log_density(NEW, np.sin(NEW), a=NEW, b=NEW**2)
+    np.testing.assert_allclose(found, given, rtol=1e-10)
+    assert np.all(np.asarray(given) != 0)
+
+
+def test_one_new_row_beside_a_large_covariate_is_as_with_others():
+    """The smaller of two functions was cut off by the rounding of the larger one."""
+
+    def model(X, t, y=None):
+        f, g = (numpyro.sample(k, pg.GP(pg.kernels.RBF(1.0, 1.0), X)) for k in "fg")
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1e-8))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + beta * t, jnp.exp(g)), obs=y)
+
+    t = 1e8 * np.cos(X)
+    fit = pg.fit(model, pg.VI(hyper=pg.Fixed({})), 0, X, t, y=np.sin(X), throw=False)
+    alone, beside = fit.predict(X[:1], t[:1]), fit.predict(X[:2], t[:2])
+    np.testing.assert_allclose(alone.sd, beside.sd[:1], rtol=1e-6)
