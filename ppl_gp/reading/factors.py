@@ -78,7 +78,9 @@ def is_weighed_by(trace_at: Callable, sites: Iterable[str], f) -> bool:
 
     def around(f):
         trace = trace_at(f)
-        return [(s["value"], s["scale"], mask_of(s["fn"])) for s in map(trace.get, sites)]
+        found = [trace[k] for k in sites]
+        values = [s["value"] for s in found if is_observed(s)]  # at a prediction it is drawn
+        return values, [(s["scale"], mask_of(s["fn"])) for s in found]
 
     return depends(around, f)
 

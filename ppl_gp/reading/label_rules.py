@@ -120,8 +120,9 @@ class LabelRules(Labels):
     def _elementwise(self, e, into):
         name = e.primitive.name
         if name in _AS_IT_IS or (name == "select_n" and into[0].number == NOT_NEGATIVE):
+            own = into[0 if name in _AS_IT_IS else 1]
             is_short = e.outvars[0].aval.dtype.itemsize < 4  # where n is another number, or true
-            return [self.entered(into[0]) if is_short else into[0 if name in _AS_IT_IS else 1]]
+            return [self.entered(own) if is_short else own]
         if name == "lt" and _is_number(into[0].number) and _is_zero(e.invars[1]):
             (out,) = self._aligned(e, [v._replace(number=None) for v in into])
             return [out._replace(number=NOT_NEGATIVE)]

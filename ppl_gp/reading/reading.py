@@ -24,6 +24,7 @@ from ppl_gp.errors import (
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import Sees, Sources, graph
 from ppl_gp.reading.fingerprint import Keyed, by_shapes, changed, keyed
+from ppl_gp.reading.roles import is_missing_part
 from ppl_gp.reading.rows import Rows, rows_of
 from ppl_gp.reading.tracing import Look, look_at
 from ppl_gp.reading.walk import line_of
@@ -83,7 +84,7 @@ class Reading:
     spread: tuple[tuple[str, tuple[str, ...]], ...] = ()
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     variance: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    priors: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    priors: tuple[tuple[str, tuple[str, ...]], ...] | None = None  # in files of before
     mixing: tuple[tuple[str, str, str], ...] = ()
     shared: tuple[tuple[str, str, str], ...] = ()
     drawn: tuple[tuple[str, str, str], ...] | None = None  # in files of before
@@ -158,7 +159,7 @@ class Reading:
         random values of other rows, or on one of these functions at no row of its own; `ModelError`
         where the prior of a hyperparameter is computed from one.
         """
-        sees = (k for k, seen in self.priors if self.axis(k) is None and {*seen} & {*gps})
+        sees = (k for k, seen in self.priors or () if self.axis(k) is None and {*seen} & {*gps})
         for name in sees:
             raise ModelError(
                 f"the prior of site '{name}' is computed from a function or an effect, which {who} "
@@ -189,7 +190,7 @@ class Reading:
             return f"A linear predictor of several rows of f is read off, unless {self.held}"
         if {*dict(self.coupled).values()} == {"pairs"}:
             return ONE_PAIR
-        if self.coupled and not {*dict(self.coupled)} & {*self.observed}:
+        if {*dict(self.coupled)} & {*self.scored}:
             return ONE_TERM
         by_row = any(self.axis(k) is not None for k in self.observed)
         if self.without_rows and not by_row:
@@ -275,7 +276,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
         factored=tuple(sorted(_every(factors.values()) - shaping)),
         spread=_any((k, s.spread.sites) for k, s in free.items()),
         variance=_any((k, s.variance.sites) for k, s in free.items()),
-        priors=_any((k, s.fn.sites) for k, s in free.items()),
+        priors=_any((k, s.fn.sites) for k, s in free.items() if not is_missing_part(k, seen)),
         kernels=_any((k, s.kernel.arguments & {*rows, "y"}) for k, s in seen.items()),
         mixing=tuple((k, what, c.kind) for k, what, c in mixing),
         shared=tuple((k, what, c.kind) for k, what, c in shared),

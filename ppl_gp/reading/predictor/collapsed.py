@@ -71,7 +71,7 @@ def with_predictor(reading: Reading, plan: Plan) -> Reading:
         needed=(*reading.needed, *plan.seen),
         spread=left(reading.spread),
         variance=left(reading.variance),
-        priors=tuple((k, seeing(names)) for k, names in left(reading.priors)),
+        priors=tuple((k, seeing(names)) for k, names in left(reading.priors or ())),
         kernels=(*left(reading.kernels), *([(plan.name, paths)] if paths else [])),
         coupled=(*((k, how) for k, how, _ in plan.coupled), *reading.coupled),
         lines=(*((k, line) for k, _, line in plan.coupled), *reading.lines),

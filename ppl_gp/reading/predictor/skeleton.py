@@ -13,6 +13,7 @@ from jax.core import Tracer
 from ppl_gp.errors import DataError
 from ppl_gp.reading.arguments import Leaves, argument_of, is_array, wide
 from ppl_gp.reading.tracing import reading_of, run
+from ppl_gp.reading.walk import jaxprs_of
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ class Skeleton:
 
     def _of_truth(self, path: str, entry, value):
         """The value; numbers in place of truth values add up: True + True is True."""
-        if entry.dtype == bool and value.dtype != bool:
+        dtype = jnp.result_type(value)
+        if entry.dtype == np.bool_ and dtype != np.bool_:
             raise DataError(
-                f"argument '{path}' had truth values in training, and has {value.dtype} now: give "
-                "truth values, or numbers to the fit as well."
+                f"argument '{path}' had truth values in training, and has {dtype} now: give truth "
+                "values, or numbers to the fit as well."
             )
         return value
 
@@ -152,22 +154,31 @@ def _with_numbers(model: Callable, bones: Skeleton) -> Skeleton:
         number = jax.ShapeDtypeStruct(entry.shape, jnp.result_type(float))
         pairs = zip(bones.paths, bones.entries, strict=True)
         tried = replace(bones, entries=tuple(number if p == path else x for p, x in pairs))
-        if jnp.issubdtype(entry.dtype, jnp.integer) and _runs(model, tried):
+        seen = None if jnp.issubdtype(entry.dtype, jnp.inexact) else _traced(model, tried)
+        if seen is not None and not (entry.dtype == bool and _adds_truth(_traced(model, bones))):
             bones = tried
     return bones
 
 
-def _runs(model: Callable, bones: Skeleton) -> bool:
+def _traced(model: Callable, bones: Skeleton):
+    """The jaxpr of all values; `None` where the model does not run."""
+
     def values(arrays):
         trace = run(model, *bones.arguments(arrays))
         return [s["value"] for s in trace.values() if s["type"] == "sample"]
 
     try:
         pairs = zip(bones.paths, bones.entries, strict=True)
-        jax.eval_shape(values, {p: x for p, x in pairs if is_array(x)})
+        return jax.make_jaxpr(values)({p: x for p, x in pairs if is_array(x)}).jaxpr
     except Exception:  # whatever the user's code says of a float
-        return False
-    return True
+        return None
+
+
+def _adds_truth(jaxpr) -> bool:
+    """Whether truth values are added: True + True is True, and 2 of numbers."""
+    kinds = ((e.primitive.name, e.outvars[0].aval.dtype) for e in jaxpr.eqns if e.outvars)
+    inside = (_adds_truth(inner) for e in jaxpr.eqns for inner in jaxprs_of(e))
+    return ("or", bool) in kinds or any(inside)
 
 
 def _shaped(x):
