@@ -50,22 +50,18 @@ class Skeleton:
             if not is_array(entry):
                 self._require_same(path, entry, given)
             elif value is not None:
-                found[path] = self._of_truth(path, entry, value)
+                dtype = jnp.result_type(value)
+                if entry.dtype == np.bool_ and dtype != np.bool_:  # True + True is no number
+                    raise DataError(
+                        f"argument '{path}' had truth values in training, and has {dtype} now: "
+                        "give truth values, or numbers to the fit as well."
+                    )
+                found[path] = value
             elif path in axes:
                 found[path] = self._stand_in(path, entry, axes[path], num)
             else:
                 raise DataError(f"argument '{path}' is missing; give it as in training.")
         return found
-
-    def _of_truth(self, path: str, entry, value):
-        """The value; numbers in place of truth values add up: True + True is True."""
-        dtype = jnp.result_type(value)
-        if entry.dtype == np.bool_ and dtype != np.bool_:
-            raise DataError(
-                f"argument '{path}' had truth values in training, and has {dtype} now: give truth "
-                "values, or numbers to the fit as well."
-            )
-        return value
 
     def _stand_in(self, path: str, entry, axis: int, num: int) -> jax.Array:
         # in a file without observations: zeros are no scale and no exposure, ones are
