@@ -238,3 +238,21 @@ def test_a_pairwise_array_of_a_level_is_no_predictor():
     top = float(np.max(log_p))
     truth = top + np.log(np.sum(np.exp(np.asarray(log_p) - top)) * (b[1] - b[0]))
     assert abs(pg.fit(model, pg.Laplace(), 0, X, y=Y + 0.4).log_evidence - truth) < 0.05
+
+
+@pytest.mark.parametrize("method", [pg.EP, pg.Laplace], ids=lambda m: m.__name__)
+def test_what_a_hyperparameters_prior_sees_is_a_hyperparameter(method):
+    """m was integrated, and the prior of log_s taken at a random draw of it."""
+
+    def model(x, y=None):
+        m = numpyro.sample("m", dist.Normal(-1.0, 0.5))
+        log_s = numpyro.sample("log_s", dist.Normal(m, 0.3))
+        observe(x, y, function(x), jnp.exp(log_s))
+
+    fit = pg.fit(model, method(), 0, X, y=Y)
+    log_s = float(fit.hyper["log_s"])
+    m = (-1.0 / 0.25 + log_s / 0.09) / (1.0 / 0.25 + 1.0 / 0.09)
+    assert abs(float(fit.hyper["m"]) - m) < 1e-5
+    C = K + np.exp(2.0 * log_s) * np.eye(N)
+    truth = multivariate_normal(np.zeros(N), C).logpdf(Y)
+    assert abs(fit.log_evidence - truth) < 1e-7

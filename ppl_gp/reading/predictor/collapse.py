@@ -103,6 +103,7 @@ def _found(
     values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
     rest = Rest(Leaves(model, args, kwargs).arrays, values)
     whole = integrable(whole, rest, found.gps, only is not None, lone)
+    whole = whole if only is not None else _without_hyperpriors(whole, rest, found.gps)
     if not whole.sites or (_is_plain(trace, whole.sites) and not plain):
         return None
     if {*found.gps, *found.local_latents} - set(whole.sites):
@@ -237,6 +238,19 @@ def integrable(
     chosen = chosen or (left if every else [])
     some = tuple(k for k in whole.lone if k in chosen)
     return whole._replace(sites=tuple(chosen), lone=some)
+
+
+def _without_hyperpriors(whole: Innovated, rest: Rest, gps: Collection[str]) -> Innovated:
+    """Without effects that the prior of a hyperparameter sees, which are hyperparameters too: m of
+    log_s ~ Normal(m, 1), the logarithm of a noise.
+    """
+    while whole.sites:
+        kept = {*gps, *_shaping_nothing(whole, rest)}
+        if kept.issuperset(whole.sites):
+            break
+        left, lone = (tuple(k for k in some if k in kept) for some in (whole.sites, whole.lone))
+        whole = whole._replace(sites=left, lone=lone)
+    return whole
 
 
 def _lone(whole: Innovated, rest: Rest, sites: Collection[str]) -> tuple[str, ...]:
