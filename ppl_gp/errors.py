@@ -23,12 +23,12 @@ IN_ORDER = (
 )
 ONE_SITE = "Declare one observed site in a plate of the rows, not a site for each datum."
 ONE_PAIR = (
-    "Give a datum for each pair: ravel y, make arguments i and j of the rows of each, and write "
-    "f[i] - f[j]."
+    "Observe each pair as a row of its own: flatten y, pass the row numbers i and j of each pair as "
+    "arguments, and write f[i] - f[j], or f[i] + f[j]."
 )
 ONE_TERM = (
-    "Declare the factor in the plate of the rows, with the term of each row: leave the sum over "
-    "rows out."
+    "Declare the factor in the plate of the rows, with one term per row: leave the sum over rows "
+    "out."
 )
 ONE_TABLE = (
     "Give all observations as rows of one table, with a flag that says which they are: eta = "

@@ -79,7 +79,7 @@ def require_finite(rows, of: str, where: str, cause: str = _CAUSE) -> None:
 
 
 def probe(log_lik: LogLikelihood) -> None:
-    """Require that a datum sees functions at its own row alone, priors none, and finite terms."""
+    """Require finite terms, and that rows see functions at their own row alone, and priors none."""
     reading_of(log_lik.joint.model).require_pointwise("a local method", (log_lik.site,))
     functions = () if log_lik.functions == 1 else (log_lik.functions,)
     probe_finite(log_lik.joint, {log_lik.site: (*functions, log_lik.num)})

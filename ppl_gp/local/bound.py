@@ -73,8 +73,8 @@ def logistic_form(log_lik) -> Logistic:
         )
     if is_weighed_by(log_lik.trace, sites, zero):
         raise ModelError(
-            "LocalBound() needs observed values, masks and scales that are not computed from f, as "
-            f"those of site '{name}' are. {LISTED}"
+            f"an observed value, a mask or a scale of site '{name}' is computed from f, and "
+            f"LocalBound() needs all three to be constant. {LISTED}"
         )
     total = jnp.asarray(getattr(unwrap(site["fn"]), "total_count", 1.0), zero.dtype)
     y, total = (jnp.broadcast_to(jnp.asarray(x, zero.dtype), shape) for x in (site["value"], total))

@@ -404,5 +404,5 @@ class _Reader:
         return met[0] + site.hidden if len(met) == 1 else None
 
 
-# the first is told: a mean also divides by N
+# a message names the first of them that applies: a mean mixes rows, and also divides by N
 _KINDS = ("pairs", "mixes", "unknown", "number", "count")

@@ -203,7 +203,7 @@ def test_weights_by_f_leave_the_likelihood_without_the_proof_of_one_mode():
     each = p ** (1.0 / (1.0 + np.exp(-4.0 * nodes))) @ weights / weights.sum()
     fit = pg.fit(weighed_by_f, pg.EP(**FIXED), 0, x, y=y)
     assert abs(fit.log_evidence - np.log(each).sum()) < 1e-5
-    with pytest.raises(pg.ModelError, match="not computed from f"):
+    with pytest.raises(pg.ModelError, match="a scale of site 'y' is computed from f"):
         pg.fit(weighed_by_f, pg.LocalBound(**FIXED), 0, x, y=y)
 
 

@@ -240,7 +240,7 @@ def test_truth_values_add_up_as_truth_values():
     K = np.asarray(pg.kernels.RBF(1.0, 1.0)(X, X)) + 1e-8 * np.eye(N)
     C = K + 4.0 * np.outer(d, d) + 0.25 * np.eye(N)
     assert abs(fit.log_evidence - multivariate_normal(np.zeros(N), C).logpdf(y)) < 1e-7
-    with pytest.raises(pg.DataError, match="'a' had truth values"):
+    with pytest.raises(pg.DataError, match="'a' was bool in training and has 0.5 now"):
         fit.predict(NEW, np.full(3, 0.5), OTHER[:3])
 
 

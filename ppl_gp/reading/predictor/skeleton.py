@@ -50,12 +50,9 @@ class Skeleton:
             if not is_array(entry):
                 self._require_same(path, entry, given)
             elif value is not None:
-                dtype = jnp.result_type(value)
-                if entry.dtype == np.bool_ and dtype != np.bool_:  # True + True is no number
-                    raise DataError(
-                        f"argument '{path}' had truth values in training, and has {dtype} now: "
-                        "give truth values, or numbers to the fit as well."
-                    )
+                if entry.dtype == np.bool_ and jnp.result_type(value) != np.bool_:
+                    # `new_inputs.numbers_explained` says which value
+                    raise TypeError(f"{path} must be a bool array")
                 found[path] = value
             elif path in axes:
                 found[path] = self._stand_in(path, entry, axes[path], num)
