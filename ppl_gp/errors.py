@@ -23,8 +23,8 @@ IN_ORDER = (
 )
 ONE_SITE = "Declare one observed site in a plate of the rows, not a site for each datum."
 ONE_PAIR = (
-    "Observe each pair as a row of its own: flatten y, pass the row numbers i and j of each pair as "
-    "arguments, and write f[i] - f[j], or f[i] + f[j]."
+    "Observe each pair as a row of its own: flatten y, pass the row numbers i and j of each pair "
+    "as arguments, and write f[i] - f[j], or f[i] + f[j]."
 )
 ONE_TERM = (
     "Declare the factor in the plate of the rows, with one term per row: leave the sum over rows "
