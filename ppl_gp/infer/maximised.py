@@ -43,8 +43,8 @@ _MORE = "with {} a datum depends on more functions than without"
 _UNREAD = (
     "the model cannot be traced at another number of rows, for example because it holds arrays of "
     "one entry per row, or writes their number down (numpyro.plate('units', 12)), and no linear "
-    "predictor is found in it. Pass the arrays as arguments, and take the number from them "
-    "(numpyro.plate('units', X.shape[0]))"
+    "predictor is found in it. Pass the arrays as arguments, take the number from them "
+    "(numpyro.plate('units', X.shape[0])), and look effects up, u[group], not jnp.repeat(u, 4)"
 )
 
 

@@ -145,8 +145,13 @@ class Reading:
         )
 
     def why_mixed(self, in_batches: bool = False) -> str:
-        """What `mixed` sites see, and the user's line, for a message."""
-        return self._told(*(*self._refused, *(self.shared if in_batches else ()))[0])
+        """What `mixed` sites see, the user's line, and the remedy, for a message."""
+        told = (*self._refused, *(self.shared if in_batches else ()))[0]
+        outside = "Compute it before the fit, from the training data, and pass the result."
+        return (
+            f"{self._told(*told)}, so that predictions would depend on which rows are asked for "
+            f"together. {ONE_PAIR if told[-1] == 'pairs' else outside}"
+        )
 
     def _told(self, site: str, what: str, how: str) -> str:
         line = dict(self.lines).get(site)

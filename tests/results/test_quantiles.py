@@ -11,7 +11,7 @@ from numpyro.distributions.transforms import AffineTransform, ExpTransform, Sigm
 from numpyro.infer import Predictive
 from scipy.optimize import brentq
 from scipy.special import logit
-from scipy.stats import beta, lognorm, norm, pareto, poisson, weibull_min
+from scipy.stats import beta, lognorm, norm, pareto, poisson, truncnorm, weibull_min
 from scipy.stats import t as t_of
 
 import ppl_gp as pg
@@ -127,6 +127,16 @@ def test_shares_of_draws_below_are_the_levels(likelihood):
         assert np.all((y <= q + e).mean(0) > level - slack)
         assert np.all((y < q - e).mean(0) < level + slack)
     assert (found.quantiles_error is None) == (likelihood != "half")
+
+
+def test_a_truncated_normal_far_from_its_bounds_has_digits():
+    """Of a location 9 sd below `low` NumPyro's has 0 / 0, and quantiles were infinite."""
+    loc, t = np.linspace(-15.0, 15.0, 41)[:, None], np.array([0.01, 0.1, 0.5, 1.5])
+    for high in (None, 2.0):
+        fn = dist.TruncatedNormal(jnp.asarray(loc), 1.0, low=0.0, high=high)
+        end = np.inf if high is None else high - loc
+        wanted = truncnorm.cdf(t, -loc, end, loc=loc)
+        np.testing.assert_allclose(cumulative(fn, t), wanted, atol=1e-10)
 
 
 TAILS = (0.001, 0.02, 0.5, 0.98, 0.999)

@@ -65,11 +65,7 @@ def rows(subject: Subject):
     gps = {k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}
     refusals.require_pairs(refusals.unpaired(gps))
     if mixing := reading.mixed:
-        return (
-            False,
-            f"{mixing}: {reading.why_mixed()}, so that predictions would depend on which rows are "
-            "asked for together. Compute it outside of the model, and pass the result.",
-        )
+        return False, f"{mixing}: {reading.why_mixed()}"
     if not subject.args:
         return (
             False,

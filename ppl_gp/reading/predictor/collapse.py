@@ -154,7 +154,8 @@ def _crossing(whole: Innovated, trace: dict, axes: dict, few: Rest) -> Iterator[
         if axis is not None and site not in whole.lone:
             one = lambda e, k=site: eta({**zero, k: e}, rest)  # noqa: E731
             if (cause := crossing(one, zero[site], axis)) is not None:
-                observed = next(k for k, s in trace.items() if is_observed(s))
+                found = (k for k, s in trace.items() if is_observed(s))
+                observed = next(iter(whole.model.reading.observed), None) or next(found)
                 yield observed, cause.kind, line_of(cause.source)
 
 

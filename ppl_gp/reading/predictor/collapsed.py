@@ -149,9 +149,15 @@ class Collapsed(Declared):
         if lacking:
             if isinstance(unwrap(site.fn), dist.Unit):
                 return
+            others = [k for k, s in self.plan.observed if {*lacking} & {*s.value}]
             raise DataError(
-                f"site '{name}' is computed from {lacking}, which is not given as an "
-                "array of numbers: a list is an option, and labels need a fit to labels."
+                f"site '{name}' is computed from {lacking}, which "
+                + (
+                    f"site '{others[0]}' observes: a fit by pg.NUTS() draws both, by fit.sample()."
+                    if others
+                    else "is not given as an array of numbers: a list is an option, and labels "
+                    "need a fit to labels."
+                )
             )
         masks = [p for p in sees.fn if p in self.reading.masking and given.get(p) is None]
         fn = site.fn

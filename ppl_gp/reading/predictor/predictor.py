@@ -362,7 +362,8 @@ def _traced(moved: Innovated, structure, leaves) -> Traced:
         raise ModelError(
             f"the linear predictor of sites {list(moved.sites)} is another one for "
             f"{moved.skeleton.num_rows(rest.arrays)} rows than for others: the model computes by "
-            f"the number of rows. Leave the sites out of integrate=(...). {LISTED}"
+            "the row's number or that of rows. Pass what it makes of them as an argument with one "
+            f"entry per row: f + late * b in place of f.at[12:].add(b). {LISTED}"
         )
     return Traced(predictors, found.axes, held)
 

@@ -163,7 +163,20 @@ def _cumulative(core: Any, value):
     if isinstance(core, dist.TransformedDistribution):
         # by the base's, whose bounds are constants where those of y depend on f
         return _through(tuple(core.transforms), unwrap(core.base_dist), value)
-    return _inside(core.cdf(value), core.support, value)
+    truncated = dist.LeftTruncatedDistribution | dist.TwoSidedTruncatedDistribution
+    found = _truncated(core, value) if isinstance(core, truncated) else core.cdf(value)
+    return _inside(found, core.support, value)
+
+
+def _truncated(core: Any, value):
+    """(F(t) - F(low)) / (F(high) - F(low)), by the tail on the side of `low`: of a location far
+    below `low` each F is 1 to all digits.
+    """
+    base, low = core.base_dist, core.low
+    is_above = base.loc < low
+    tail = lambda x: base.cdf(jnp.where(is_above, 2.0 * base.loc - x, x))  # noqa: E731
+    end = tail(core.high) if hasattr(core, "high") else jnp.where(is_above, 0.0, 1.0)
+    return (tail(value) - tail(low)) / (end - tail(low))
 
 
 def _through(transforms: tuple, base, value):

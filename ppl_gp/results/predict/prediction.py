@@ -406,6 +406,7 @@ def predict(
         ask = lambda X, a, k: predict(fit, X, *a, **options, **k)  # noqa: E731
         return asked(question, by_rows(ask, fit.model, X_new, args, kwargs))
     query = query_at(fit, X_new, args, kwargs)
+    query.layout.require_apart()
     check_link_approximation(query, link_approximation)
     exact = integrated_moments(query, fit.blocks) if fit.blocks else None
     if exact is not None:

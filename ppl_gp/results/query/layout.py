@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import equinox as eqx
@@ -23,6 +24,8 @@ from ppl_gp.frames.names import Names
 from ppl_gp.gp import bare_shape, mask_of, unwrap
 from ppl_gp.quick import full_jit, kept_values
 from ppl_gp.reading.arguments import argument_names, argument_of, as_arrays, parameters_of
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted, require_dtype
 from ppl_gp.reading.roles import (
@@ -60,6 +63,15 @@ class Layout:
     local_latents: tuple[str, ...]  # one per datum, so that those at new inputs are drawn anew
     num: int
     inner: tuple[str, ...] = ()  # GP sites that feed another GP
+    after: tuple[tuple[str, str], ...] = ()  # (site, another one whose observations it sees)
+
+    def require_apart(self) -> None:
+        """Raise `DataError` where a site sees what another one observes."""
+        for site, other in self.after:
+            raise DataError(
+                f"site '{site}' is computed from what site '{other}' observes, and a prediction "
+                "averages over each site alone. Draw them together: fit.sample(key, X_new)."
+            )
 
 
 def layout(
@@ -98,7 +110,19 @@ def _layout(model, args, kwargs, hyper, num: int, latents: tuple[str, ...]) -> L
     if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
         trace_at = lambda f: run(model, args, kwargs, hyper, {gps[0]: f})  # noqa: E731
         sites = [replace(s, concave=_is_concave(trace_at, s.name, num)) for s in sites]
-    return Layout(tuple(sites), latents, num, inner)
+    return Layout(tuple(sites), latents, num, inner, _after(names, trace, rerun))
+
+
+def _after(names: list[str], trace: dict, rerun: Callable) -> tuple[tuple[str, str], ...]:
+    if len(names) < 2:
+        return ()
+
+    def distributions(values):
+        again = rerun(values)
+        return {k: arrays_of(again[k]["fn"]) for k in names}
+
+    found = sources(distributions, {k: trace[k]["value"] for k in names})
+    return tuple((k, other) for k in names for other in names if other in {*chain(*found[k])})
 
 
 def _is_concave(trace_at, name: str, num: int) -> bool:

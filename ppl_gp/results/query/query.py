@@ -175,11 +175,7 @@ def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     if any(what == "kernel" for _, what, _ in reading.mixing):
         fit.require_pairs()
     if fit.mixing or (reading.shared and fit.unpaired):  # an effect's prior is in the predictor's
-        raise ModelError(
-            f"{reading.why_mixed(True)}, so that a prediction would depend on which rows are asked "
-            "for together. Compute it outside of the model, from the training data, and pass the "
-            "result."
-        )
+        raise ModelError(reading.why_mixed(True))
     fit.require_pairs()
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     require_own_rows(fit, new_args)
