@@ -312,7 +312,7 @@ def crossing(function: Callable, x, axis: int) -> Cause | None:
     closed, labels = jax.make_jaxpr(function)(x), LabelRules()
     given = labels.argument(jnp.shape(x), free=True)
     (out,) = map(labels.entered, Walk(labels).closed(closed, [given]))
-    row, there = labels.group(given.axes[axis]), [a and labels.group(a) for a in out.axes]
+    row, there = labels.join([given.axes[axis]]), [a and labels.group(a) for a in out.axes]
     lost = (c for (a, free), c in out.across.items() if free and labels.group(a) == row)
     return next(lost, PAIRS if row in there[:-1] else None)
 

@@ -24,6 +24,7 @@ from ppl_gp.quick import is_traced
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.dependence import depends
 from ppl_gp.reading.digest import arrays_of, own_kinds
+from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.roles import Roles, is_factor, is_missing_part, is_observed, roles
 from ppl_gp.reading.tracing import bare_trace, run
 
@@ -144,7 +145,7 @@ def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict
     """
     found = roles(trace)
     for name in (k for k in trace if is_missing_part(k, trace)):
-        if is_used(name, model, trace, args, kwargs):
+        if is_used(model, name, args, kwargs):
             raise ModelError(
                 f"the values that obs_mask leaves open at site '{name.removesuffix(_MISSING)}' "
                 "enter another site, and no method integrates them; declare them by a "
@@ -159,7 +160,8 @@ def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict
     raise ModelError(observes_nothing(left_out, found))
 
 
-def is_used(name, model, trace, args, kwargs) -> bool:
+@by_shapes
+def is_used(model, name: str, args: tuple, kwargs: dict) -> bool:
     """Whether the density of any other site is computed from a site's value."""
 
     def densities(value):
@@ -169,7 +171,7 @@ def is_used(name, model, trace, args, kwargs) -> bool:
             (arrays_of(s["fn"]), s["scale"], s["value"] if is_observed(s) else ()) for s in others
         ]
 
-    return bool(depends(densities, trace[name]["value"]))
+    return bool(depends(densities, run(model, args, kwargs)[name]["value"]))
 
 
 def _is_ignored(argument: str, model: Any, args: tuple, kwargs: dict) -> bool:

@@ -5,8 +5,14 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from scipy.stats import multivariate_normal
+
+import ppl_gp as pg
 
 _PROGRAM = """
 import json, sys, warnings
@@ -105,3 +111,28 @@ def test_a_search_ends_in_float32_where_it_ends_in_float64(names):
         np.testing.assert_allclose(
             list(hyper.values()), list(there.values()), rtol=0.05, err_msg=name
         )
+
+
+def test_whole_numbers_that_single_precision_rounds_are_refused():
+    """Times in seconds were rounded to one or two of twelve, 63 nats off: columns of an integrated
+    predictor are floats. A GP alone takes them as they are.
+    """
+    start = 1_700_000_000
+    t, y = start + 10 * np.arange(12), np.sin(np.arange(12.0))
+
+    def model(t, y=None, level=True):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.5), (t - start) / 10.0))
+        if level:
+            f = f + numpyro.sample("level", dist.Normal(0.0, 0.5))
+        with numpyro.plate("data", t.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    held = pg.Laplace(hyper=pg.Fixed({}))
+    s = np.arange(12.0)
+    K = np.exp(-0.5 * ((s[:, None] - s) / 1.5) ** 2) + (0.04 + 1e-5) * np.eye(12)
+    truth = multivariate_normal(np.zeros(12), K).logpdf(y)
+    with jax.enable_x64(False):
+        alone = pg.fit(model, held, 0, t, y=y, level=False)
+        assert abs(alone.log_evidence - truth) < 1e-3
+        with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 1700000110"):
+            pg.fit(model, held, 0, t, y=y)

@@ -276,3 +276,27 @@ def test_one_new_row_beside_a_large_covariate_is_as_with_others():
     fit = pg.fit(model, pg.VI(hyper=pg.Fixed({})), 0, X, t, y=np.sin(X), throw=False)
     alone, beside = fit.predict(X[:1], t[:1]), fit.predict(X[:2], t[:2])
     np.testing.assert_allclose(alone.sd, beside.sd[:1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("level", [False, True])
+def test_a_site_that_sees_the_observations_of_another_is_drawn_with_it(level):
+    """It was predicted at one draw of them."""
+
+    def model(X, y=None, z=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        if level:
+            f = f + numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            seen = numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+            numpyro.sample("z", dist.Normal(2.0 * seen, 0.1), obs=z)
+
+    data = {"y": np.sin(X), "z": 2.0 * np.sin(X)}
+    if level:  # the integrated model runs the two sites apart
+        with pytest.raises(pg.DataError, match="site 'y' observes: a fit by pg.NUTS"):
+            pg.fit(model, FIXED, 0, X, **data).predict(NEW)
+    method = pg.NUTS(num_warmup=100, num_samples=100, num_chains=1)
+    fit = pg.fit(model, method if level else FIXED, 0, X, **data)
+    with pytest.raises(pg.DataError, match="Draw them together"):
+        fit.predict(NEW)
+    y, z = (np.asarray(fit.sample(0, NEW, 4000).y[k]) for k in "yz")
+    np.testing.assert_allclose(np.std(z - 2.0 * y, axis=0), 0.1, rtol=0.05)

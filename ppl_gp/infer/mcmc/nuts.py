@@ -47,7 +47,7 @@ def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -
                 "out, for instance with numpyro.distributions.MixtureSameFamily."
             )
     for name in found.params:
-        if is_used(name, model, trace, args, kwargs):
+        if is_used(model, name, args, kwargs):
             raise ModelError(
                 f"site '{name}' is a numpyro.param, which has no prior: {method} would leave it "
                 f"at its initial value. Declare it by numpyro.sample('{name}', prior), or fit by "

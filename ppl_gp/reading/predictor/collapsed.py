@@ -133,7 +133,7 @@ class Collapsed(Declared):
         first, pull = jax.vjp(lambda e: here.eta(e)[:, 0], here.zero)
         (slopes,) = jax.vmap(pull)(jnp.eye(len(first)))
         flat = [jnp.reshape(g, (len(g), -1)) for g in slopes.values()]
-        gram = sum(g @ g.T for g in flat)
+        gram = jnp.sum(jnp.stack([g @ g.T for g in flat]), 0)
         scale = jnp.sqrt(jnp.maximum(jnp.diag(gram), jnp.finfo(gram.dtype).tiny))  # a column's, say
         step = jnp.linalg.pinv(gram / scale / scale[:, None]) @ ((rows[:, 0] - first) / scale)
         step = step / scale

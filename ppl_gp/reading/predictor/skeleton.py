@@ -114,7 +114,20 @@ class Skeleton:
         known = {p: (leaves.leaves[p], a) for p, a in self.rows if p in leaves.arrays}
         known = {p: (x, a) for p, (x, a) in known.items() if not isinstance(x, Tracer)}
         first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
+        for p in self.columns if jnp.result_type(float) == np.float32 else ():
+            self._require_exact(p, known)
         return replace(self, first=first)
+
+    @staticmethod
+    def _require_exact(path: str, known: Mapping[str, tuple]) -> None:
+        """Raise `DataError` where float32 rounds a whole column, as it does a time in seconds."""
+        x = np.asarray(known[path][0] if path in known else 0)
+        if not np.issubdtype(x.dtype, np.inexact) and np.any(x.astype(np.float32) != x):
+            raise DataError(
+                f"argument '{path}' has whole numbers up to {x.max()}, and float32 rounds those "
+                f"above {2**24}. Subtract an origin before the call, or turn on float64 by "
+                "jax.config.update('jax_enable_x64', True)."
+            )
 
     def _require_same(self, path, entry, given):
         if path in given and given[path] is not entry and given[path] != entry:
