@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import require_flag
 from ppl_gp.kept import Kept
 from ppl_gp.numerics import blocks as small
-from ppl_gp.numerics.linalg import add_diagonal, cholesky
+from ppl_gp.numerics.linalg import robust_factors
 from ppl_gp.quick import entry, one_entry
 
 
@@ -211,8 +211,8 @@ class Mixture(eqx.Module):
         mean, spread = lax.map(one, self.draws)  # (S, M)
         if not joint:
             return mixed_normals(self.draws.log_weights, mean, spread)
-        spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
-        components = dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread))
+        unit = jnp.finfo(mean.dtype).eps * jnp.max(jnp.diagonal(spread, axis1=1, axis2=2), 1)
+        components = dist.MultivariateNormal(mean, scale_tril=robust_factors(spread, unit))
         shares = dist.CategoricalLogits(self.draws.log_weights.astype(mean.dtype))
         return dist.MixtureSameFamily(shares, components)
 

@@ -83,7 +83,7 @@ def write_picture(
         figure = draw(fits, X, y, **how, **kwargs)
         for ax in figure.axes[: len(fits)]:
             for axis, (shift, scale) in zip((ax.xaxis, ax.yaxis), scales, strict=False):
-                axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
+                axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.6g}")
     save_figure(figure, path)
 
 

@@ -83,12 +83,15 @@ def read_table(path: Path) -> Columns:
 
 
 def read_csv(path: str | Path) -> Columns:
-    """Read a CSV file; without a header (a first row of numbers) columns are named x0, x1, ..."""
+    """Read a CSV file; without a header (a first row of numbers) columns are named x0, x1, ...
+    pandas numbers columns without names, and 0,1,2 is such a header.
+    """
     lines, rows = _parsed(path)
     if not rows:
         raise DataError(f"{path} is empty; give a CSV file with a header and one row per datum.")
     _require_commas(path, lines[0], rows[0])
-    if all(map(is_number, rows[0])):
+    numbered = len(rows[0]) > 1 and rows[0] == [str(i) for i in range(len(rows[0]))]
+    if all(map(is_number, rows[0])) and not numbered:
         header, lines = [f"x{i}" for i in range(len(rows[0]))], [0, *lines]
     else:
         header = rows.pop(0)

@@ -65,7 +65,7 @@ class Names(Mapping[str, ArrayNames]):
             known = self.get(path, ArrayNames())
             if path in kept and value is not None:
                 kept[path] = dataclasses.replace(known, rows=None)
-            if (table := opened(f"argument '{path}'", value, known.columns)) is None:
+            if (table := opened(f"argument '{path}'", value, known.columns, known.levels)) is None:
                 require_codes_of(path, known, value)
                 return value
             new[path] = table.names

@@ -111,9 +111,12 @@ _REMEDIES = {  # of what is no array yet
 _DATES = ("Datetime", "Date", "Duration", "Time")
 
 
-def opened(path: str, value: Any, columns: tuple[str, ...] | None = None) -> Table | None:
+def opened(
+    path: str, value: Any, columns: tuple[str, ...] | None = None, levels: tuple = ()
+) -> Table | None:
     """What a frame, column or DataArray holds; `None` of anything else (arrays, numbers, options).
-    Of a frame that has these `columns` they alone, in this order; a dictionary of them is a frame.
+    Of a frame that has these `columns` they alone, in this order; a dictionary of them is a frame,
+    in which a number or text stands for all rows. `levels`: labels that are known, of each column.
 
     Raises `DataError`: missing entries of a type that has no NaN, columns that are neither numbers
     nor categories, columns of one name, what is no array yet.
@@ -123,7 +126,13 @@ def opened(path: str, value: Any, columns: tuple[str, ...] | None = None) -> Tab
 
         if missing := [k for k in columns if k not in value]:
             raise DataError(f"{path} lacks the columns {missing}: the fit was made with {columns}.")
-        value = pandas.DataFrame({k: np.atleast_1d(value[k]) for k in columns})
+        num = max(1, *(np.size(value[k]) for k in columns))
+        every = {
+            k: np.repeat(x, 1 if np.ndim(x) else num) for k, x in value.items() if k in columns
+        }
+        if unlike := [k for k, x in every.items() if len(x) != num]:
+            raise DataError(f"{path}: columns {unlike} have not as many entries as others, {num}.")
+        value = pandas.DataFrame(every)
     roots = (cls.__module__.partition(".")[0] for cls in type(value).__mro__)
     if (library := next((root for root in roots if root in _LIBRARIES), None)) is None:
         return None
@@ -131,10 +140,10 @@ def opened(path: str, value: Any, columns: tuple[str, ...] | None = None) -> Tab
         raise DataError(f"{path} is a {library} {type(value).__name__}; {remedy}.")
     if library == "xarray":
         return open_labelled(path, value)
-    return _open_frame(path, value, library, columns)
+    return _open_frame(path, value, library, columns, levels)
 
 
-def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:
+def _open_frame(path: str, value, library: str, wanted, known: tuple) -> Table | None:
     import narwhals.stable.v2 as nw
 
     if library == "pandas" and not hasattr(value, "iloc") and getattr(value, "ndim", 0) == 1:
@@ -155,7 +164,8 @@ def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:
         raise DataError(f"{path} is a frame without columns; give at least one.")
     named = _names([c.name for c in columns], is_frame)
     rows, at = _rows(nw.maybe_get_index(found)), ArrayNames(named)
-    parts = [_part(f"{path}{at.place(j)}", c, rows) for j, c in enumerate(columns)]
+    told = [*known, *[None] * len(columns)]
+    parts = [_part(f"{path}{at.place(j)}", c, rows, told[j]) for j, c in enumerate(columns)]
     levels = tuple(p.labels if isinstance(p, Labelled) else None for p in parts)
     return Table(path, parts, ArrayNames(named, levels, rows), is_frame)
 
@@ -173,12 +183,12 @@ def _rows(index) -> tuple[str | int, ...] | None:
     return row_labels(index.tolist())
 
 
-def _part(where: str, column, rows) -> np.ndarray | Labelled:
+def _part(where: str, column, rows, known) -> np.ndarray | Labelled:
     import narwhals.stable.v2 as nw
 
     _require_whole(where, column, rows)
     if isinstance(column.dtype, nw.Enum) or column.dtype in (nw.Categorical, nw.String):
-        return _labelled(where, column)
+        return _labelled(where, column, known)
     array = column.to_numpy()
     if array.dtype.kind in "biuf":
         return array
@@ -205,7 +215,7 @@ def _require_whole(where: str, column, rows) -> None:
         )
 
 
-def _labelled(where: str, column) -> Labelled:
+def _labelled(where: str, column, known) -> Labelled:
     """Declared categories in their order; those of polars' Categorical, which are shared by all
     frames of a session, and of text in alphabetical order.
     """
@@ -217,7 +227,7 @@ def _labelled(where: str, column) -> Labelled:
     if declared:
         labels = column.cat.get_categories().to_list()
     else:
-        if column.dtype == nw.String:
+        if column.dtype == nw.String and not known:
             require_no_numbers(where, column.unique().to_list())
         column = column.cast(nw.String)
         labels = sorted(column.unique().to_list())

@@ -83,9 +83,10 @@ def draw_band(ax, x, mean, ends, color="black", dashes="-", label="mean"):
 
 def draw_bars(ax, x, mean, ends, color="black", marker="o", label="mean"):
     """A point and a bar at each of a few values, x (M,), mean (M,), ends (2, M)."""
-    bars = np.abs(np.stack([mean - ends[0], ends[1] - mean]))
     told = f"{label}, 95 % interval" if label in ("mean", "median") else label
-    ax.errorbar(x, mean, bars, fmt=marker, color=color, capsize=3, label=told)
+    middle, half = np.mean(ends, 0), 0.5 * np.abs(ends[1] - ends[0])  # a mean may lie outside
+    ax.errorbar(x, middle, half, fmt="none", ecolor=color, capsize=3)
+    ax.plot(x, mean, marker, color=color, label=told)
 
 
 def draw_classes(ax, x, probs, data_x, y, levels=None, marker=""):
@@ -193,7 +194,10 @@ class Column(NamedTuple):
         return found
 
     def told(self, number) -> str:
-        return self.labels[int(number)] if self.labels else f"{self.own(number):.4g}"
+        if self.labels:
+            return self.labels[int(number)]
+        own = float(self.own(number))
+        return f"{own:.10g}" if own == round(own) else f"{own:.4g}"
 
 
 def variable(what: str, values: Any) -> Column:

@@ -180,7 +180,8 @@ def plot_forest(
         shared = [k for k in sites if all(dots(k) in t.posterior for t in trees.values())]
         site = shared[0] if shared else None
     draws = {k: _forest_draws(trees[k], fit, site, num_latents) for k, fit in fits.items()}
-    labels = list(next(iter(draws.values())))
+    first, *others = draws.values()
+    labels = [k for k in first if all(k in found for found in others)]
     latents = [k for k in labels if site is not None and k.startswith(f"{site}[")]
     shown = [p for p in ([k for k in labels if k not in latents], latents) if p]
     if not shown:
@@ -213,13 +214,15 @@ def _forest(ax, group: Mapping[str, dict], panel: Sequence[str], rows: int) -> N
             ax.plot([q1, q3], [y, y], lw=3, **how)
             ax.plot(median, y, marker, ms=5, label=name if i == 0 else None, **how)
     ax.set_yticks([-rows * i - 0.5 * (len(group) - 1) for i in range(len(panel))], panel)
+    ax.set_ylim(-rows * (len(panel) - 1) - len(group), 1.0)
     ax.grid(axis="x", alpha=0.3)
 
 
 def _forest_draws(tree, fit: Fit, site: str | None, num_latents: int) -> dict[str, np.ndarray]:
     """{label: all draws} of entries of hyperparameters, and `num_latents` rows of f by label."""
     flat = {}
-    for name, x in fit.draws.of_equal_weight(1000).known.items():
+    known = fit.draws.of_equal_weight(1000).known
+    for name, x in ((k, x) for k, x in known.items() if hasattr(x, "shape")):  # no network
         entries = np.reshape(np.asarray(x), (len(x), -1)).T
         single = len(entries) == 1
         flat |= {name if single else f"{name}[{i}]": entry for i, entry in enumerate(entries)}

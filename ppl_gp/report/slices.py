@@ -308,7 +308,8 @@ def _slices(columns: Sequence[panels.Column], along, at: dict, num: int) -> dict
     (k,) = several
     name = columns[place(columns, "at", k)].name
     cuts = [slice_through(columns, along, {**at, k: v}, num) for v in at[k]]
-    return {f"{name} = {cut.held[name]}": cut for cut in cuts}
+    told = [f"{v:.10g}" if isinstance(v, float | np.floating) else f"{v}" for v in at[k]]
+    return {f"{name} = {value}": cut for value, cut in zip(told, cuts, strict=True)}
 
 
 def _held(slices: Mapping[str, Slice], width: int) -> str:
@@ -410,12 +411,12 @@ def plot_components(
             raise DataError(
                 f"term '{term}' has {len(mean)} functions; draw fit.components(...) each."
             )
-        ends = np.stack([change(mean - 2.0 * sd), change(mean + 2.0 * sd)])
+        ends = np.sort([change(mean - 2.0 * sd), change(mean + 2.0 * sd)], 0)
         _draw_term(ax, along_it, change(mean), ends)
         ax.set_title(f"{term}\n{held}", fontsize="medium") if held else ax.set_title(term)
         ax.set(xlabel=(labels or {}).get(term, along_it.name))
     axes[0, 0].set_ylabel("added to the predictor" if response is None else "on the response")
-    figure.suptitle("Terms of the predictor, mean and ±2 standard deviations")
+    figure.suptitle("Terms of the predictor:\nmean and ±2 standard deviations")
     return figure
 
 
@@ -502,8 +503,10 @@ def plot_effects(fit: Fit, sites: Sequence[str] | None = None) -> "Figure":
     for ax, site in zip(axes[0], shown, strict=True):
         part = table.loc[entries[site]]
         place = np.arange(len(part))
-        bars = np.abs([part["mean"] - part["5 %"], part["95 %"] - part["mean"]])
-        ax.errorbar(part["mean"], place, xerr=bars, fmt="o", color="black", capsize=3)
+        ends = part[["5 %", "95 %"]].to_numpy()  # a mean may lie outside
+        half = 0.5 * np.diff(ends)[:, 0]
+        ax.errorbar(ends.mean(1), place, xerr=half, fmt="none", ecolor="black", capsize=3)
+        ax.plot(part["mean"], place, "o", color="black")
         ax.axvline(0.0, color="grey", linestyle="--", linewidth=1)
         ax.set_yticks(place, part.index)
         ax.set(title=site, ylim=(len(part) - 0.5, -0.5))

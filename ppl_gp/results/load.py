@@ -97,6 +97,13 @@ def load(path, model: Callable) -> Fit:
             f"{path} holds float64, which JAX has switched off: predictions will be less exact "
             "than the saved fit's. Call jax.config.update('jax_enable_x64', True) first."
         )
+    draws_of_f = any(kept.is_draws for kept in fit.draws.kept.values())
+    if arrays and not exact and draws_of_f and jax.config.read("jax_enable_x64"):
+        warn(
+            f"{path} holds draws of f in float32, with the jitter of float32 (1e-5 of the "
+            "variance), which float64 takes for a part of the function: far from the data means "
+            "were 1 off of 2. Switch float64 off to use this fit, or fit again."
+        )
     return fit
 
 

@@ -147,7 +147,8 @@ class GPEstimator(BaseEstimator, abc.ABC):
 
     def _arguments(self, X) -> dict[str, Any]:
         """What the default model is given at new rows: new observations have weight 1."""
-        return {"weights": np.ones(len(X))} if "weights" in self.fit_result_.kwargs else {}
+        weighted = self.model is None and "weights" in self.fit_result_.kwargs
+        return {"weights": np.ones(len(X))} if weighted else {}
 
     def _of_one_site(self, value, what: str):
         """What a prediction has of its one observed site, as NumPy has it."""

@@ -133,7 +133,7 @@ class GPRegressor(RegressorMixin, GPEstimator):
         X, y, weights = self._weighted(sample_weight, X, np.asarray(y))
         if self.model is None:
             counts = self.likelihood in _COUNTS and np.all(y == np.floor(y))
-            y = y.astype(int if counts else X.dtype)
+            y = y.astype(int if counts else float)
         return self._infer(X, y, weights)
 
     def predict(self, X, return_std=False, return_cov=False, quantiles=None):

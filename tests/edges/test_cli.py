@@ -936,3 +936,10 @@ def test_a_picture_that_shows_nothing_is_refused_before_the_work():
     with pytest.raises(DataError, match="--along a: give the name of the picture"):
         require_drawable(None, problem, "a")
     require_drawable(Path("p.png"), problem, "a")
+
+
+def test_numbers_of_columns_are_a_header(tmp_path):
+    """As pandas writes it; it was the first row of the data."""
+    (tmp_path / "a.csv").write_text("0,1,2\n0.0,1.0,2.0\n3.0,4.0,5.0\n")
+    table = read_csv(tmp_path / "a.csv")
+    assert list(table.names) == ["0", "1", "2"] and len(table.rows) == 2

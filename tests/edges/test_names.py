@@ -539,3 +539,41 @@ def test_remedies_for_a_single_column_lead_to_a_prediction(is_frame):
     array = np.asarray(forms[not is_frame])
     changed = eval(f"X_new[{remedy}]", {"X_new": array})
     np.testing.assert_array_equal(fit.predict(changed).mean, want)
+
+
+def by_code(X, y=None):
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 10.0), X[:, 0]))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u[X[:, 1].astype(int)], 0.3), obs=y)
+
+
+def test_a_dictionary_of_columns_takes_one_label_for_all_rows_and_known_codes():
+    """The crash was pandas', and the code, a label of the fit, was told to be a number."""
+    age = np.linspace(20.0, 80.0, 12)
+    table = pd.DataFrame(
+        {"age": age, "code": np.array(["250.01", "401", "V57"])[np.arange(12) % 3]}
+    )
+    fit = pg.fit(by_code, pg.Laplace(), 0, table, y=np.sin(age / 20.0))
+    few = fit.predict({"age": age[:4], "code": "401"})
+    whole = fit.predict(pd.DataFrame({"age": age[:4], "code": ["401"] * 4}))
+    np.testing.assert_array_equal(few.mean, whole.mean)
+    with pytest.raises(pg.DataError, match=r"columns \['code'\] have not as many entries"):
+        fit.predict({"age": age[:4], "code": ["401"] * 3})
+
+
+def test_a_label_without_a_class_has_no_probability():
+    """It had that of the last class."""
+
+    def model(X, y=None, num=2):
+        with numpyro.plate("classes", num):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+    x, y = np.linspace(0.0, 3.0, 8), pd.Series(pd.Categorical(list("abababab"), list("abc")))
+    fixed = pg.Laplace(hyper=pg.Fixed({}))
+    with pytest.raises(pg.DataError, match=r"remove_unused_categories\(\)"):
+        pg.fit(model, fixed, 0, x, y=y).predict(x).to_frame()
+    table = pg.fit(model, fixed, 0, x, y=y.cat.remove_unused_categories()).predict(x).to_frame()
+    np.testing.assert_allclose(table[["p(a)", "p(b)"]].sum(axis=1), 1.0)

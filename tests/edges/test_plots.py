@@ -436,3 +436,37 @@ def test_the_only_column_may_hold_labels():
     assert [t.get_text() for t in ax.get_xticklabels()] == ["A", "B", "C"]
     points = ax.containers[0].lines[0].get_ydata()
     np.testing.assert_allclose(points, fit.predict(pd.Series(["A", "B", "C"])).mean)
+
+
+def test_lines_of_large_numbers_are_told_apart():
+    """202101 and 202106 were both 2.021e+05, and one line was drawn."""
+    X = np.stack([np.linspace(20.0, 80.0, 12), 202101.0 + np.arange(12) % 6], 1)
+    fit = pg.fit(regression_of_one, pg.Laplace(), 0, X, y=np.sin(X[:, 0] / 20.0))
+    figure = pg.plot_predictions(fit, X, np.zeros(12), along="x0", at={"x1": [202101, 202106]})
+    drawn = [line.get_label() for line in figure.axes[0].lines]
+    assert [k.rpartition(" = ")[2] for k in drawn if "=" in k] == ["202101", "202106"]
+
+
+@pytest.mark.parametrize("order", [("nuts", "laplace"), ("laplace", "nuts")])
+def test_a_forest_has_what_all_fits_have(order):
+    """What one method integrates was a KeyError where another one came first."""
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, scale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(level + f, 0.3), obs=y)
+
+    methods = {"laplace": pg.Laplace(), "nuts": pg.NUTS(num_warmup=20, num_samples=20)}
+    x = np.linspace(0.0, 3.0, 8)
+    fits = {k: pg.fit(model, methods[k], 0, x, y=np.sin(x), throw=False) for k in order}
+    text = words(pg.plot_forest(fits))
+    assert "scale" in text and "level" not in text
+
+
+def test_bars_reach_the_ends_of_an_interval_that_is_mirrored_or_beside_the_mean():
+    _, ax = plt.subplots()
+    panels.draw_bars(ax, np.arange(2), np.array([1.0, 9.0]), np.array([[0.5, 2.0], [3.0, 4.0]]))
+    (bars,) = ax.containers[0].lines[2]
+    assert [s[:, 1].tolist() for s in bars.get_segments()] == [[0.5, 3.0], [2.0, 4.0]]

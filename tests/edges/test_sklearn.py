@@ -445,3 +445,27 @@ def test_priors_that_a_user_gives_need_no_data():
         assert np.all(np.isfinite(found.predict(inputs)))
     with pytest.raises(pg.DataError, match="y has values from -1 to 6; counts are 0, 1, 2"):
         GPRegressor(likelihood="poisson").fit(X, np.arange(8) - 1)
+
+
+def test_weights_of_a_users_model_are_its_own():
+    """Predictions were made with weights of one."""
+
+    def model(X, y=None, weights=1.0):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1 * weights), obs=y)
+
+    x = np.linspace(0.0, 3.0, 8)[:, None]
+    fixed = pg.Laplace(hyper=pg.Fixed({}))
+    found = GPRegressor(model, fixed, arguments={"weights": 10.0}).fit(x, np.sin(x[:, 0]))
+    sd = found.predict(x, return_std=True)[1]
+    np.testing.assert_allclose(sd, found.fit_result_.predict(x).sd)
+    assert np.all(sd > 1.0)
+
+
+def test_observations_keep_their_digits_beside_inputs_in_single_precision():
+    """They were rounded to quarters here."""
+    x = np.linspace(0.0, 5.0, 12)[:, None]
+    y = 2_459_000.0 + 0.1 * np.sin(x[:, 0])
+    single = GPRegressor().fit(x.astype(np.float32), y)
+    np.testing.assert_allclose(single.predict(x.astype(np.float32)), y, atol=0.03)

@@ -10,7 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, norm
 
 import ppl_gp as pg
 
@@ -136,3 +136,37 @@ def test_whole_numbers_that_single_precision_rounds_are_refused():
         assert abs(alone.log_evidence - truth) < 1e-3
         with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 1700000110"):
             pg.fit(model, held, 0, t, y=y)
+
+
+def test_predictions_far_from_zero_have_their_noise_alone():
+    """The variance of f was floored at 50 rounding errors of its mean's square: .79 for .36."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 2.0), X, mean=300.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    x = np.linspace(0.0, 3.0, 12)
+    y = 300.0 + np.sin(x)
+    with jax.enable_x64(False):
+        fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, x, y=y)
+        found = fit.predict(x)
+        variance = found.f_variance + 0.09
+        np.testing.assert_allclose(found.sd, np.sqrt(variance), rtol=1e-3)
+        scores = norm.logpdf(y, found.f_mean, np.sqrt(variance))
+        np.testing.assert_allclose(fit.log_density(x, y), scores, atol=2e-3)
+
+
+def test_draws_of_a_function_have_joint_draws_at_a_grid():
+    """1e-10 of the variance is below a rounding error: all were NaN."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 2.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    x, few = np.linspace(0.0, 3.0, 12), pg.NUTS(num_warmup=20, num_samples=20, num_chains=1)
+    with jax.enable_x64(False):
+        fit = pg.fit(model, few, 0, x, y=np.sin(x), throw=False)
+        joint = fit.posterior(np.linspace(0.0, 4.0, 60), joint=True)
+        assert np.all(np.isfinite(joint.sample(jax.random.key(0), (20,))))

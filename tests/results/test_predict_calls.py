@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
+from ppl_gp.results.predict import prediction, scores
 
 N = 12
 X = np.linspace(0.0, 3.0, N)
@@ -300,3 +301,32 @@ def test_a_site_that_sees_the_observations_of_another_is_drawn_with_it(level):
         fit.predict(NEW)
     y, z = (np.asarray(fit.sample(0, NEW, 4000).y[k]) for k in "yz")
     np.testing.assert_allclose(np.std(z - 2.0 * y, axis=0), 0.1, rtol=0.05)
+
+
+def test_many_rows_of_binomials_and_a_long_table_are_as_few(monkeypatch):
+    """Chunks with one total had outcomes, others none; a first argument that is a table was asked
+    for in chunks that were as long, without end.
+    """
+    monkeypatch.setattr(prediction, "ROWS", 7)
+    monkeypatch.setattr(scores, "ROWS", 7, raising=False)
+
+    def shares(X, n, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Binomial(n, logits=w * X), obs=y)
+
+    n = np.where(np.arange(N) < 7, 3, 4)
+    fit = pg.fit(shares, FIXED, 0, X, n, y=np.ones(N))
+    found, few = fit.predict(X, n), fit.predict(X[-3:], n[-3:])
+    assert found.probs is None and found.mean.shape == (N,)
+    np.testing.assert_allclose(found.mean[-3:], few.mean, rtol=1e-6)
+
+    def looked_up(table, item, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 3.0))
+        with numpyro.plate("data", item.shape[0]):
+            numpyro.sample("y", dist.Normal(table[item] * w, 0.3), obs=y)
+
+    table, item = np.linspace(0.0, 1.0, 20), np.arange(N)
+    fit = pg.fit(looked_up, FIXED, 0, table, item, y=np.sin(X))
+    found = fit.predict(table, np.array([1, 2, 3]))
+    np.testing.assert_allclose(found.mean, fit.predict(table, item).mean[1:4], rtol=1e-10)

@@ -17,6 +17,7 @@ from scipy.stats import t as t_of
 import ppl_gp as pg
 from ppl_gp.results.integrals.predictive_cdf import Kind, cumulative
 from ppl_gp.results.integrals.quantiles import error_of_outcomes, invert, of_draws, of_outcomes
+from ppl_gp.results.integrals.several import mean_and_variance
 from ppl_gp.results.predict.scores import pit
 
 LEVELS = (0.05, 0.5, 0.95)
@@ -432,3 +433,34 @@ def test_a_bracket_closes_once_one_end_is_the_root():
 
 def norm_cdf(x):
     return jax.scipy.special.ndtr(x)
+
+
+@pytest.mark.parametrize("hyper", [pg.Grid(), pg.MAP()], ids=lambda h: type(h).__name__)
+def test_quantiles_of_a_function_that_is_known_are_its_value(hyper):
+    """They were infinite under a grid, where 0 / 0 was the share below."""
+
+    def through_the_origin(dose, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        with numpyro.plate("data", dose.shape[0]):
+            numpyro.sample("y", dist.Normal(dose * slope, sigma), obs=y)
+
+    fit = pg.fit(through_the_origin, pg.Laplace(hyper=hyper), 0, X, y=0.5 * X + 0.1 * np.cos(9 * X))
+    found = fit.predict(np.array([0.0, 0.5]), quantiles=(0.05, 0.95)).f_quantiles
+    np.testing.assert_array_equal(found[:, 0], [0.0, 0.0])
+    assert found[0, 1] < found[1, 1]
+
+
+def test_moments_of_a_truncated_normal_far_from_its_bound():
+    """Infinite beyond 38 standard deviations, where NumPyro's share underflows."""
+    for far in (30.0, 37.0, 50.0, 1e3):
+        for fn, mirrored in (
+            (dist.TruncatedNormal(-far, 1.0, low=0.0), 1.0),
+            (dist.TruncatedNormal(far, 1.0, high=0.0), -1.0),
+            (dist.TruncatedNormal(-far, 1.0, low=0.0, high=9.0), 1.0),
+        ):
+            mean, variance = map(float, mean_and_variance(fn))
+            # Mills' ratio by its series: 1/t - 2/t^3 + 10/t^5, 1/t^2 - 6/t^4 + 50/t^6
+            series = 1 / far - 2 / far**3 + 10 / far**5, 1 / far**2 - 6 / far**4 + 50 / far**6
+            assert abs(mirrored * mean / series[0] - 1.0) < 1e-5
+            assert abs(variance / series[1] - 1.0) < 1e-3

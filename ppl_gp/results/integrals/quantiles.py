@@ -112,9 +112,14 @@ def _of_gaussians(mean, variance, log_weights, p):
     scale = jnp.sqrt(jnp.sum(w * (variance + (mean - centre) ** 2), 0))
 
     def F(x):
-        return jax.lax.map(lambda x: jnp.sum(w * ndtr((x - mean) / sd), 0), x)
+        def below(x):  # what a draw knows exactly is one step
+            z = (x - mean) / jnp.where(sd > 0, sd, 1.0)
+            return jnp.sum(w * jnp.where(sd > 0, ndtr(z), x >= mean), 0)
 
-    return invert(F, p, centre + scale * ndtri(p), scale)
+        return jax.lax.map(below, x)
+
+    found = invert(F, p, centre + scale * ndtri(p), scale)
+    return jnp.where(scale > 0, found, centre)
 
 
 def of_outcomes(support, log_probs, p):

@@ -22,6 +22,7 @@ from ppl_gp.draws import JointMoments, Moments
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import bare, unwrap
 from ppl_gp.numerics.blocks import flatten
+from ppl_gp.numerics.quadrature import inverse_mills
 from ppl_gp.quick import pruned
 from ppl_gp.reading import dependence as affine
 from ppl_gp.reading.dependence import Dependence
@@ -68,7 +69,30 @@ def mean_and_variance(fn) -> list[Float[Array, "..."]]:
     """Of y; raises `NotImplementedError` where NumPyro has none, or has a circular one."""
     if _is_circular(fn):
         raise NotImplementedError
-    return [jnp.broadcast_to(x, fn.shape()) for x in (fn.mean, fn.variance)]
+    found, core = [fn.mean, fn.variance], unwrap(fn)
+    if isinstance(core, _TRUNCATED) and isinstance(core.base_dist, dist.Normal):
+        pairs = zip(found, _in_tail(core), strict=True)
+        found = [jnp.where(jnp.isfinite(x), x, tail) for x, tail in pairs]
+    return [jnp.broadcast_to(x, fn.shape()) for x in found]
+
+
+_TRUNCATED = (
+    dist.LeftTruncatedDistribution,
+    dist.RightTruncatedDistribution,
+    dist.TwoSidedTruncatedDistribution,
+)
+
+
+def _in_tail(core: Any) -> tuple:
+    """(mean, variance) of a normal far below `low`, or above `high`: its share between underflows,
+    and NumPyro has 0 / 0. With x the scaled distance, negative, and h its inverse Mills ratio.
+    """
+    loc, scale = core.base_dist.loc, core.base_dist.scale
+    low, high = getattr(core, "low", -jnp.inf), getattr(core, "high", jnp.inf)
+    end, sign = jnp.where(loc < low, low, high), jnp.where(loc < low, 1.0, -1.0)
+    x = sign * (loc - end) / scale
+    h = inverse_mills(x)
+    return end + sign * scale * (x + h), scale**2 * (1.0 - h * (x + h))
 
 
 def _is_circular(fn) -> bool:

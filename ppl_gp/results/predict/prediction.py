@@ -5,6 +5,7 @@ What is averaged over draws at X_new has a fixed internal key and a standard err
 are mixtures over them; memory does not grow with their number.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -112,6 +113,13 @@ class Prediction(eqx.Module):
     quantiles_error: Any = None
     counts: bool = eqx.field(default=False, static=True)
     f_rows: tuple[str, ...] | None = eqx.field(default=None, static=True)
+
+    def _of(self, sites: set[str]) -> "Prediction":
+        """Probabilities of these sites alone: others' outcomes are as many in a few rows only."""
+        if isinstance(self.probs, dict):
+            probs = {k: x if k in sites else None for k, x in self.probs.items()}
+            return dataclasses.replace(self, probs=probs)
+        return self if sites else dataclasses.replace(self, probs=None, counts=False)
 
     def __getstate__(self) -> dict:
         """Without the fit, whose model need not be one that pickle takes."""
@@ -270,6 +278,12 @@ def _probabilities(probs, site: ObservedSite, labels) -> dict[str, Any]:
     """{p(label): its probabilities}, of two outcomes the second alone."""
     if site.boolean:
         return {f"p({labels[1] if labels else 1})": probs}
+    if labels and len(labels) != np.shape(probs)[-1]:
+        raise DataError(
+            f"y has {len(labels)} labels, {list(labels)}, and site '{site.label}' observes "
+            f"{np.shape(probs)[-1]} classes. Declare as many in the model, or fit to "
+            "y.cat.remove_unused_categories()."
+        )
     return {f"p({k})": probs[..., i] for i, k in enumerate(labels or (site.support or ()))}
 
 
@@ -403,7 +417,8 @@ def predict(
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     if many_separate_rows(fit, X_new, args, kwargs):
         options = {"link_approximation": link_approximation, "quantiles": levels or None}
-        ask = lambda X, a, k: predict(fit, X, *a, **options, **k)  # noqa: E731
+        known = {s.label for s in query_at(fit, X_new, args, kwargs).layout.sites if s.support}
+        ask = lambda X, a, k: predict(fit, X, *a, **options, **k)._of(known)  # noqa: E731
         return asked(question, by_rows(ask, fit.model, X_new, args, kwargs))
     query = query_at(fit, X_new, args, kwargs)
     query.layout.require_apart()
@@ -464,6 +479,8 @@ def many_separate_rows(fit, X_new, args, kwargs) -> bool:
     """Whether more than `ROWS` rows are asked for that do not depend on each other."""
     if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
         return False
+    if fit.model.reading.row_axes.get(argument_names(fit.model, 1)[0]) != 0:
+        return False  # a table, which all rows look something up in
     query = query_at(fit, *rows_from(0, fit.model, X_new, args, kwargs))
     return query.integration is not Integration.joint_draws
 

@@ -242,7 +242,7 @@ def _over_draws(query: Query, groups, num_draws: int):
             return lambda entry: weighed(entry)[1]
         run = drawn_runs(query, draw)
         if is_layers:
-            return lambda entry: log_lik(*run(entry[0]), random.key(1))
+            return lambda entry: log_lik(*run(entry[0]), random.fold_in(entry[0], 2))
         return lambda entry: log_density_per_datum(run(entry[0])[0])
 
     def component(draw, entries):
