@@ -249,13 +249,9 @@ def _log_ratio(p: dict, q: dict, layers: Layers) -> Float[Array, "B"]:
 
 
 def own_site(trace: dict, name: str) -> dict:
-    """A site with the `scale` of `numpyro.handlers.scale`, without a subsampling plate's N / B."""
-    site = trace[name]
-    if site["scale"] is None:
-        return {**site, "scale": 1.0}
-    around = {frame.name for frame in site["cond_indep_stack"]}
-    own = site["scale"] / plate_scale({k: s for k, s in trace.items() if k in around})
-    return {**site, "scale": own}
+    """A site with its own `scale`, without the N / B of the data's plate that subsamples."""
+    scale = trace[name]["scale"]
+    return {**trace[name], "scale": 1.0 if scale is None else scale / plate_scale(trace)}
 
 
 def with_share(value: ArrayLike, site: dict, share: Float[Array, "B"]) -> ArrayLike:

@@ -164,6 +164,10 @@ class Particle(NamedTuple):
         trace = rerun({})
         require_guide(drawn, trace, "ELBO")
         structure = layers(roles(trace), trace, rerun)
+        # moments and copies are of each row; one draw of latents is of all rows
+        if structure.gps or self.layers.num_importance > 1:
+            self.model.reading.require_pointwise("ELBO", structure.gps)
+        self.model.reading.require_apart("without subsample_size", drawn=True)
         return _Given(structure, frozenset(data_plates(trace)), _num_data(trace))
 
     def _copies(self, given: _Given, share):
@@ -216,7 +220,7 @@ class Particle(NamedTuple):
         values = {k: s["value"] for k, s in drawn.items() if s["type"] in ("sample", "plate")}
 
         def log_lik(f):
-            again = run(self.model, self.args, self.kwargs, {**self.params, **values, **f})
+            again = run(self.model, self.args, self.kwargs, {**self.params, **values, **f}, key=key)
             terms = [log_prob_per_datum(s) for s in again.values() if is_observed(s)]
             return sum([t for t in terms if t.ndim], jnp.zeros(given.num))
 
@@ -293,6 +297,9 @@ class ImportanceWeightedELBO(NumPyroELBO):
     ModelError
         If the guide does not match the model, or no plate of the data has observations. Also for
         `doubly_reparameterised` latents that enter a GP site drawn jointly.
+    NotPointwiseError
+        If a row depends on a GP at other rows, or, with several draws, on latents of other rows.
+        Also if a plate subsamples and a row depends on the others of its batch.
 
     Notes
     -----
@@ -427,9 +434,11 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
         require_no_subsampling(trace, type(self).__name__)
         total = sum(joint.log_ratios.values(), jnp.zeros(()))
         for name, site in trace.items():
-            if site["type"] != "sample" or name in joint.log_ratios:
+            # missing observations integrate to one
+            is_scored = site["type"] == "sample" and (site["is_observed"] or name in drawn)
+            if not is_scored or name in joint.log_ratios:
                 continue
             total = total + log_density(site, site["fn"], site["value"])
-            if not site["is_observed"] and name in drawn:
+            if not site["is_observed"]:
                 total = total - log_density(drawn[name], drawn[name]["fn"], site["value"])
         return total - auxiliary(drawn, trace)

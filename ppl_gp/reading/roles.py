@@ -92,8 +92,9 @@ def data_plates(trace: dict) -> set[str]:
 
 
 def plate_scale(trace: dict) -> float:
-    """N / B of the plates that subsample in the model itself; 1 where none does."""
-    return float(math.prod(size / batch for size, batch in subsampling(trace).values()))
+    """N / B of the data's plates that subsample in the model itself; 1 where none does."""
+    plates, parts = data_plates(trace), subsampling(trace).items()
+    return float(math.prod(size / batch for k, (size, batch) in parts if k in plates))
 
 
 def subsampling(trace: dict) -> dict[str, tuple]:
