@@ -65,8 +65,8 @@ class Reading:
       sites without rows that see them (a prior at their mean); `drawn`: where a row sees which are
       drawn with it by a plate that subsamples; `coupled`: (site, how) of those that
       see values of other rows, and `lines` of the model that say so. `looked_up`: GP sites at other
-      rows than the observations that see them. `whole`: sites of the rows without an axis of
-      theirs, one event.
+      rows than the observations or latents that see them. `whole`: sites of the rows without an
+      axis of theirs, one event.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
@@ -170,15 +170,17 @@ class Reading:
                 f"the prior of site '{name}' is computed from a function or an effect, which {who} "
                 f"integrates, and '{name}' itself is not integrated. {LISTED}"
             )
-        if not (self.coupled or {*gps} & {*self.looked_up}):
+        how, looked = dict(self.coupled), {*gps} & {*self.looked_up}
+        if not (how or looked):
             return
-        how = dict(self.coupled)
-        lines = ", ".join(dict.fromkeys(filter(None, (dict(self.lines).get(k) for k in how))))
+        below = [] if how else [k for k, seen in self.priors or () if looked & {*seen}]
+        part, named = "prior" if below else "likelihood", (*how, *below)
+        lines = ", ".join(dict.fromkeys(filter(None, (dict(self.lines).get(k) for k in named))))
         kind = kinds.pop() if len(kinds := {*how.values()}) == 1 else "mixes"
         sees = _MORE[kind] if kind in ("unknown", "pairs") else "other rows than its own"
         raise NotPointwiseError(
-            f"the likelihood of site {list(how or self.observed)} couples values of latent "
-            f"functions: the density of a datum depends on values at {sees}"
+            f"the {part} of site {list(how) or below or list(self.observed)} couples values of "
+            f"latent functions: the density of a datum depends on values at {sees}"
             f"{lines and f' ({lines})'}, and "
             f"{who} needs log p(y|f) = sum_n log p(y_n|f_n). {self.in_order} {LISTED}"
         )
@@ -266,6 +268,9 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     predicted = tuple(k for k in observed if k in found.axes or _sees_gp(k, seen, base))
     needed = _needed(leaves, found, shaping, [seen[k].fn for k in predicted if k not in found.axes])
     free = {k: seen[k] for k, s in base.sites.items() if not (s.observed or s.is_gp)}
+    # functions that a latent of a row sees elsewhere
+    across = _every(free[k].fn.sites for k in found.coupled if k in free)
+    across -= {k for k, s in base.sites.items() if not s.is_gp}
     return Reading(
         axes=tuple(found.axes.items()),
         plates=found.plates,
@@ -286,8 +291,8 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
         mixing=tuple((k, what, c.kind) for k, what, c in mixing),
         shared=tuple((k, what, c.kind) for k, what, c in shared),
         drawn=tuple((k, what, c.kind) for k, what, c in drawn),
-        coupled=tuple((k, c.kind) for k, c in found.coupled.items()),
-        looked_up=found.looked_up,
+        coupled=tuple((k, c.kind) for k, c in found.coupled.items() if k not in free),
+        looked_up=tuple(sorted({*found.looked_up, *across})),
         whole=found.whole,
         lines=tuple((k, line_of(c.source)) for k, c in causes.items()),
     )

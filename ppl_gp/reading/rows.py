@@ -339,18 +339,18 @@ class _Reader:
 
     def _coupling(self, name: str, by_row: bool) -> Cause | None:
         """How the density of an observed site, or the inputs and the mean of a GP, see random
-        values of other rows; without rows of its own, functions at all.
+        values of other rows; without rows of its own, functions at all. How a latent with rows sees
+        values of other rows, or of a function at other places.
         """
-        found = self.sites[name]
-        if by_row or name in self.gps:
-            parts = [*self._terms(found), *found.around]
-            return self._cause(parts, free=True) if self._is_asked(name) else None
+        found, asked = self.sites[name], self._is_asked(name)
+        if asked and (by_row or name in self.gps):
+            return self._cause([*self._terms(found), *found.around], free=True)
         (terms,), gps = found.own, [k for k in self.gps if k in self.values]
         ends = self.groups([self.labels.rows, *(self.values[k][0].axes[-1] for k in gps)])
         met = [c for (a, free), c in terms.across.items() if free and self.labels.group(a) in ends]
-        seen = terms.free and self.groups(terms.axes) & ends
+        seen = asked and terms.free and self.groups(terms.axes) & ends
         cause = next(iter(met), Cause("mixes", "site", None) if seen else None)
-        return cause if self._is_asked(name) else None
+        return cause if asked or by_row else None
 
     def _terms(self, found: Found) -> list[Seen]:
         """What says of a site what it sees. Along a second axis of the rows, as f_i - f_j has, each
