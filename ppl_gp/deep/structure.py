@@ -77,6 +77,12 @@ def _is_in_priors(gp: str, latents: tuple[str, ...], trace: dict, rerun) -> bool
     return bool(latents) and depends(priors, trace[gp]["value"])
 
 
+def is_below(gp: str, gps, latents: tuple[str, ...], trace: dict, rerun) -> bool:
+    """Whether another GP, or the prior of a latent, is computed from the values of a GP site."""
+    is_in_priors = _is_in_priors(gp, latents, trace, rerun)
+    return is_in_priors or (len(gps) > 1 and feeds(gp, gps, trace, rerun))
+
+
 def feeds(source: str, gps: tuple[str, ...], trace: dict, rerun: Callable[[dict], dict]) -> bool:
     """Whether another GP is computed from the values of a site."""
     return any(jax.tree.leaves(_reached_priors(source, gps, trace, rerun)))

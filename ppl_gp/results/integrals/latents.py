@@ -127,13 +127,13 @@ class Proposals(eqx.Module):
         """
         draw, num = query.draws.at(jnp.argmax(query.draws.log_weights)), query.layout.num
         own = Proposals(query, groups, encoders, {})
-        sites = own._sites(draw, {})
-        own = dataclasses.replace(own, wide=own._widened(draw, sites))
+        sites = own._sites(draw)
+        run_at, base = drawn_runs(query, draw, False), query.encoded(draw)
+        own = dataclasses.replace(own, wide=own._widened(run_at, sites))
         unknown = [k for k in query.layout.local_latents if k not in encoders]
         sizes = {k: latent_size(sites[k], num) for k in unknown}
         if not sizes:
             return own
-        run_at, base = drawn_runs(query, draw, False), query.encoded(draw)
         log_lik, optimiser = several.quick_log_lik(query, groups), optax.adam(RATE)
         start = {
             k: _gaussian(jnp.zeros((num, n)), jnp.full((num, n), 0.5)) for k, n in sizes.items()
@@ -144,7 +144,7 @@ class Proposals(eqx.Module):
                 q = own._at({**encoders, **guides}, sites)
                 h = _sampled(q, key)
                 trace, f = run_at(key, h)
-                log_p = log_lik(trace, f, key) + own._log_base(draw, base, h)
+                log_p = log_lik(trace, f, key) + _log_base(trace, base, h)
                 return -jnp.sum(log_p - _log_prob(sites, q, h))
 
             return jnp.mean(jax.vmap(one)(random.split(key, DRAWS)))
@@ -164,36 +164,27 @@ class Proposals(eqx.Module):
         """
         run_at, base = drawn_runs(self.query, draw, False), self.query.encoded(draw)
         log_lik = several.log_lik_above(self.query, self.groups)
+        sites = self._sites(draw)
+        others = [self._at(guides, sites) for guides in (self.guides, self.wide)]
 
         def one(entry):
             key, which = entry
-            h, log_ratio = self._draw(draw, base, key, which)
+            # with the same key f is the same function in both runs, which priors of h may see
+            h = _chosen(run_at(key)[0], others, key, which)
             trace, f = run_at(key, h)
+            log_base = _log_base(trace, base, h)
+            log_q = [log_base, *(_log_prob(sites, q, h) for q in others)]
+            log_ratio = log_base - (logsumexp(jnp.stack(log_q), 0) - jnp.log(3.0))
             return h, log_lik(trace, f, key) + log_ratio
 
         return one
 
-    def _draw(self, at: Draws, base: dict, key, which):
-        """(h, log base(h) - log proposal(h) (M,))."""
-        drawn, sites = self._sites(at, {}, key), self._sites(at, {})
-        known = {k: q.sample(random.fold_in(key, 100 + i)) for i, (k, q) in enumerate(base.items())}
-        others = [self._at(guides, sites) for guides in (self.guides, self.wide)]
-        ours, wide = (_sampled(q, key) for q in others)
-        first = {k: known.get(k, drawn[k]["value"]) for k in ours}
-        h = {
-            k: jnp.where(which % 3 == 0, first[k], jnp.where(which % 3 == 1, wide[k], ours[k]))
-            for k in ours
-        }
-        log_base = self._log_base(at, base, h)
-        log_q = [log_base, *(_log_prob(sites, q, h) for q in others)]
-        return h, log_base - (logsumexp(jnp.stack(log_q), 0) - jnp.log(3.0))
-
-    def _widened(self, at: Draws, sites: dict) -> dict:
+    def _widened(self, run_at: Callable, sites: dict) -> dict:
         """Gaussians about the prior's mean, `WIDER` times as wide, in unconstrained coordinates."""
         names, num = self.query.layout.local_latents, self.query.layout.num
 
         def pilot(key):
-            drawn = self._sites(at, {}, key)
+            drawn, _ = run_at(key, {})
             return {k: drawn[k]["value"] for k in names if k in drawn}
 
         wide = {}
@@ -204,19 +195,26 @@ class Proposals(eqx.Module):
             wide[k] = _gaussian(jnp.mean(free, 0), WIDER * jnp.std(free, 0) + 1e-6)
         return wide
 
-    def _sites(self, at: Draws, h: dict, key=None) -> dict:
-        query = self.query
-        return run(query.model, query.new_args, query.new_kwargs, {**at.hyper, **h}, None, key)
+    def _sites(self, at: Draws) -> dict:
+        return run(self.query.model, self.query.new_args, self.query.new_kwargs, at.hyper)
 
     def _at(self, guides: dict, sites: dict) -> dict:
         """{latent site: its distribution}, whatever the other latents are."""
         new = self.query.new_args, self.query.new_kwargs
         return {k: g.at(sites[k], None, *new) for k, g in guides.items()}
 
-    def _log_base(self, at: Draws, base: dict, h: dict):
-        """Of h under the prior, where latents may depend on others, or an encoder."""
-        sites = self._sites(at, h)
-        return _log_prob(sites, {k: base.get(k, sites[k]["fn"]) for k in h}, h)
+
+def _chosen(drawn: dict, others: list[dict], key, which) -> dict:
+    """h from the prior, or an encoder, the widened prior, or our Gaussians."""
+    ours, wide = (_sampled(q, key) for q in others)
+    first = {k: drawn[k]["value"] for k in ours}
+    chosen = lambda a, b, c: jnp.where(which % 3 == 0, a, jnp.where(which % 3 == 1, b, c))  # noqa: E731
+    return {k: chosen(first[k], wide[k], ours[k]) for k in ours}
+
+
+def _log_base(trace: dict, base: dict, h: dict):
+    """Of h under its prior in a run with h, where it may depend on others, or an encoder."""
+    return _log_prob(trace, {k: base.get(k, trace[k]["fn"]) for k in h}, h)
 
 
 def _gaussian(mean, sd) -> FreeGaussian:

@@ -131,7 +131,7 @@ REFERENCES = 64
 
 
 def outer_sites(query: Query) -> list[str]:
-    """GP sites that no other GP sees."""
+    """GP sites that no other GP sees, nor the prior of a latent."""
     return [k for k in query.draws.kept if k not in query.layout.inner]
 
 
@@ -140,7 +140,7 @@ def coupled_groups(query: Query) -> tuple[tuple[int, ...], ...]:
     proved that rows are apart, or for one function.
     """
     is_joint = query.integration is Integration.joint_draws
-    if is_joint or query.site is not None or not query.draws.kept:
+    if is_joint or query.site is not None or not outer_sites(query):
         return ()
     from scipy.sparse.csgraph import connected_components  # here: few models need it
 

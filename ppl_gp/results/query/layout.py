@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array
 from numpyro.distributions import constraints
 
-from ppl_gp.deep.structure import feeds
+from ppl_gp.deep.structure import is_below
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.frames.names import Names
@@ -62,7 +62,7 @@ class Layout:
     sites: tuple[ObservedSite, ...]
     local_latents: tuple[str, ...]  # one per datum, so that those at new inputs are drawn anew
     num: int
-    inner: tuple[str, ...] = ()  # GP sites that feed another GP
+    inner: tuple[str, ...] = ()  # GP sites that feed another GP, or a latent's prior
     after: tuple[tuple[str, str], ...] = ()  # (site, another one whose observations it sees)
 
     def require_apart(self) -> None:
@@ -106,7 +106,8 @@ def _layout(model, args, kwargs, hyper, num: int, latents: tuple[str, ...]) -> L
     def rerun(values):
         return _run(model, args, kwargs, {**hyper, **values})
 
-    inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
+    seeing = tuple(k for k in latents if k in trace)
+    inner = tuple(g for g in gps if is_below(g, gps, seeing, trace, rerun))
     if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
         trace_at = lambda f: run(model, args, kwargs, hyper, {gps[0]: f})  # noqa: E731
         sites = [replace(s, concave=_is_concave(trace_at, s.name, num)) for s in sites]
