@@ -25,6 +25,7 @@ from ppl_gp.infer.svgp.start import inducing_variables, priors_of
 from ppl_gp.kept import FromInducing
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.reading import declare
+from ppl_gp.reading.roles import scored
 from ppl_gp.reading.tracing import run, sample_hyper, set_gps
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import require_settings
@@ -106,8 +107,14 @@ def sparse_model(undeclared: Callable, expectation: Expectation, structure: Stru
         at = run(model, args, kwargs, given)
         priors = {k: unwrap(at[k]["fn"]) for k in structure.gps}
         posterior, _ = processes(priors, Variational(variables, q))
-        log_lik = log_lik_given_noise(model, expectation, given, posterior, noise, args, kwargs)
+        log_lik, there = log_lik_given_noise(
+            model, expectation, given, posterior, noise, args, kwargs
+        )
         numpyro.factor("expected_log_lik", log_lik)
+        # `sample_hyper` has priors of latents at the prior means of what they see
+        latents = structure.latents if structure.inner else ()
+        moved = [jnp.sum(scored(there[k])) - jnp.sum(scored(at[k])) for k in latents]
+        numpyro.factor("latents_given_f", sum(moved, jnp.zeros(())))
 
     return over_inducing
 
@@ -174,10 +181,10 @@ def log_lik_given_noise(
     noise: dict,
     args,
     kwargs,
-) -> Float[Array, ""]:
-    """sum_n E[log p(y_n | f_n)] over f of the outer layers, inner ones at f_n = m_n + s_n noise_n;
-    nats. O(M^2 N) a GP site. `given`: hyperparameters and latents; `noise`: {inner GP site: (*F,
-    N)}.
+) -> tuple[Float[Array, ""], dict]:
+    """(sum_n E[log p(y_n | f_n)] over f of the outer layers, inner ones at f_n = m_n + s_n noise_n,
+    nats; the trace there). O(M^2 N) a GP site. `given`: hyperparameters and latents; `noise`:
+    {inner GP site: (*F, N)}.
     """
     mean, variance, inner = {}, {}, {}
 
@@ -191,8 +198,11 @@ def log_lik_given_noise(
 
     seeded = handlers.substitute(handlers.seed(model, random.key(0)), data=given)
     with handlers.block():
-        set_gps(seeded, value)(*args, **kwargs)
-    num = next(iter(mean.values())).shape[-1]
+        trace = handlers.trace(set_gps(seeded, value)).get_trace(*args, **kwargs)
+    num = next(iter({**inner, **mean}.values())).shape[-1]
     log_lik = JointLogLikelihood(model, num, {**given, **inner}, args, kwargs)
-    expected = expected_log_lik(log_lik, mean, variance, expectation, random.key(0))
-    return jnp.sum(expected) + log_lik.shared()
+    if mean:
+        expected = expected_log_lik(log_lik, mean, variance, expectation, random.key(0))
+    else:
+        expected = log_lik({})
+    return jnp.sum(expected) + log_lik.shared(), trace
