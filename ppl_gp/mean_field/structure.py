@@ -6,7 +6,7 @@ its prior, where both together are proved conjugate. Elements of a plate are apa
 term couples them, and one joint Gaussian where one does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -117,11 +117,7 @@ class _Finder:
 
     def _given(self, factors) -> list[Family]:
         named = [k for group in factors for k in group]
-        if unknown := sorted(set(named) - set(self.joint.latents)):
-            latents = list(self.joint.latents)
-            raise DataError(
-                f"MeanField(factors=...): {unknown} are no latent sites; give {latents}."
-            )
+        _require_latents("factors", named, self.joint)
         if len(named) != len(set(named)):
             raise DataError(f"MeanField(factors={factors!r}): a site stands in two blocks.")
         return [self._group(list(group)) for group in factors if group]
@@ -240,10 +236,18 @@ def start_of(
 ) -> list[Family]:
     """A first q of every block: from `init`, else draws of the prior, and labels by k-means++."""
     joint, rng = structure.joint, np.random.default_rng(number_of(key))
+    _require_latents("init", init or {}, joint)
     drawn = bare_trace(joint.model, joint.args, joint.kwargs, key=key)
     prior = {k: {**trace[k], "value": drawn[k]["value"]} for k in joint.latents}
     known = {k: s for k, s in trace.items() if k in drawn} | prior
     return [_one(structure, i, known, init or {}, rng) for i in range(len(structure.blocks))]
+
+
+def _require_latents(option: str, names: Iterable[str], joint: LogJoint) -> None:
+    if unknown := sorted(set(names) - set(joint.latents)):
+        raise DataError(
+            f"MeanField({option}=...): {unknown} are not latent sites; give {list(joint.latents)}."
+        )
 
 
 def number_of(key) -> int:

@@ -416,9 +416,10 @@ def test_discrete_sites_that_see_each_other_are_refused():
         ({"restarts": 0}, "restarts=0"),
         ({"tol": 0.0}, "tol"),
         ({"factors": ["mu"]}, "lists of names"),
-        ({"factors": [["mu", "sigma"]]}, "no latent sites"),
+        ({"factors": [["mu", "sigma"]]}, r"factors.*\['sigma'\] are not latent sites"),
         ({"factors": [["mu"], ["mu"]]}, "two blocks"),
         ({"init": {"mu": np.zeros(3)}}, "shape"),
+        ({"init": {"mu": 0.0, "nu": 1.0}}, r"init.*\['nu'\] are not latent sites"),
     ],
 )
 def test_bad_options_are_named(options, match):
