@@ -59,17 +59,15 @@ class Gaussian(Family):
         return 0.5 * (elements * (1.0 + LOG_2PI) - jnp.sum(log_det(self.precision)))
 
     def distributions(self):
-        """`Normal` for single values, `MultivariateNormal` for vectors, else `GaussianArray`."""
+        """`Normal` for single values, `MultivariateNormal` for vectors, else `Reshaped`."""
         mean, covariance = self.coordinates()
         found = {}
         for site, shape, part in self._parts():
             m, S = mean[..., part], covariance[..., part, part]
             if shape == ():
                 found[site] = dist.Normal(m[..., 0], jnp.sqrt(S[..., 0, 0]))
-                continue
-            flat, reshape = dist.MultivariateNormal(m, S), dist.transforms.ReshapeTransform
-            one = len(shape) == 1
-            found[site] = flat if one else GaussianArray(flat, reshape(shape, (math.prod(shape),)))
+            else:
+                found[site] = reshaped(dist.MultivariateNormal(m, S), shape)
         return found
 
     def log_prob(self, values):
@@ -131,8 +129,14 @@ class Gaussian(Family):
         return jnp.concatenate(flat, -1)
 
 
-class GaussianArray(dist.TransformedDistribution):
-    """A multivariate normal of the flattened values of an array with several axes, (K, D)."""
+def reshaped(flat: dist.Distribution, shape: tuple[int, ...]) -> dist.Distribution:
+    """A distribution of vectors as that of a site of this shape."""
+    transform = dist.transforms.ReshapeTransform(shape, flat.event_shape)
+    return flat if len(shape) == 1 else Reshaped(flat, transform)
+
+
+class Reshaped(dist.TransformedDistribution):
+    """A distribution of the flattened values of an array with several axes, (K, D)."""
 
     @property
     def mean(self):
@@ -146,7 +150,7 @@ class GaussianArray(dist.TransformedDistribution):
 
     @property
     def covariance_matrix(self):
-        """(..., K D, K D), of the flattened values."""
+        """(..., K D, K D), of the flattened values; of a Student-t the scale's, as NumPyro's is."""
         return self.base_dist.covariance_matrix  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -10,7 +10,7 @@ from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.mean_field.family import Nodes, by_element, lower, symmetric
-from ppl_gp.mean_field.gaussian import LOG_2PI
+from ppl_gp.mean_field.gaussian import LOG_2PI, reshaped
 from ppl_gp.mean_field.positive import Gamma, Scaled, Wishart, from_triangle
 from ppl_gp.numerics.linalg import inverse, log_det, root
 
@@ -166,7 +166,7 @@ class NormalGamma(Pair):
         student: dist.Distribution = (
             dist.StudentT(2.0 * self.shape, mean[..., 0], jnp.sqrt(scale[..., 0, 0]))
             if self.tail == ()
-            else dist.MultivariateStudentT(2.0 * self.shape, mean, root(scale))
+            else reshaped(dist.MultivariateStudentT(2.0 * self.shape, mean, root(scale)), self.tail)
         )
         return {self.sites[0]: student, **self.own.distributions()}
 

@@ -11,12 +11,14 @@ import pytest
 from conjugate_families import NAMES, families
 from jax import random
 from scipy.special import gammaln, logsumexp, multigammaln
+from scipy.stats import multivariate_t
 
 import ppl_gp as pg
 from models.factor_analysis import factor_analysis
 from models.linear_regression import linear_regression
 from models.mixture import mixture
 from ppl_gp.mean_field.discrete import discrete
+from ppl_gp.mean_field.paired import NormalGamma
 from ppl_gp.mean_field.sweep import begin
 
 TEN = np.random.RandomState(1).normal(5, 10, 10)  # BayesPy's quick start
@@ -503,6 +505,22 @@ def test_a_site_of_several_axes_has_a_factor_of_its_own_shape():
         ),
         rtol=1e-10,
     )
+
+
+def test_a_mean_of_several_axes_with_its_precision_has_a_factor_of_its_own_shape():
+    """w ~ Normal(mean, (tau P)^-1) of six values, tau ~ Gamma(5, 4): a Student-t of (3, 2)."""
+    rng = np.random.default_rng(0)
+    mean, root = rng.normal(size=6), np.eye(6) + 0.1 * rng.normal(size=(6, 6))
+    P = root @ root.T
+    of = [*map(jnp.asarray, (5.0, 4.0, P @ mean, P))]
+    q = NormalGamma(("w", "tau"), (), (3, 2), *of).distributions()["w"]
+    assert q.shape() == q.mean.shape == q.variance.shape == (3, 2)
+    np.testing.assert_allclose(q.mean, mean.reshape(3, 2), rtol=1e-12)
+    variance = 4.0 / (5.0 - 1.0) * np.diag(np.linalg.inv(P))  # E[1 / tau] P^-1
+    np.testing.assert_allclose(q.variance, variance.reshape(3, 2), rtol=1e-12)
+    w = rng.normal(size=(3, 2))
+    exact = multivariate_t(mean, 4.0 / 5.0 * np.linalg.inv(P), df=10.0).logpdf(w.ravel())
+    np.testing.assert_allclose(q.log_prob(w), exact, rtol=1e-12)
 
 
 def test_a_model_of_its_inputs_has_nothing_to_predict():
