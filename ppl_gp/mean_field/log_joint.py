@@ -3,12 +3,14 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.mean_field.family import Values
+from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.roles import is_missing_part, is_observed, roles, scored
 from ppl_gp.reading.tracing import bare_trace
 
@@ -35,6 +37,15 @@ class LogJoint(NamedTuple):
     def trace(self, values: Values) -> dict:
         """One run of the model."""
         return bare_trace(self.model, self.args, self.kwargs, values, values)
+
+    def seen(self, trace: dict) -> dict[str, frozenset]:
+        """{term: the latent sites that its density is computed from}: a proof, by the jaxpr."""
+
+        def terms(values):
+            again = self.trace(values)
+            return {k: scored(again[k]) for k in self.terms}
+
+        return sources(terms, {k: jnp.asarray(trace[k]["value"]) for k in self.latents})
 
     def term(self, name: str, values: Values) -> Array:
         """log p of a site given all latents, of its batch shape, nats; rows by their weights."""
@@ -89,8 +100,9 @@ def is_logistic(site: dict) -> bool:
 
 
 def log_joint_of(model, trace: dict, args, kwargs, others: bool = False) -> LogJoint:
-    """The log joint of a trace. `ModelError` for params, mutable state, sites without elements, and
-    masks around labels; `others`: of rows that follow too, whose masks are not known yet.
+    """The log joint of a trace. `ModelError` for params, mutable state, sites without elements,
+    masks around labels and scales of rows with latents; `others`: of rows that follow too, whose
+    masks and scales are not known yet.
     """
     found = roles(trace)
     if found.params:
@@ -114,7 +126,31 @@ def log_joint_of(model, trace: dict, args, kwargs, others: bool = False) -> LogJ
     terms = tuple(
         k for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
     )
-    return LogJoint(model, args, kwargs, latents, terms)
+    joint = LogJoint(model, args, kwargs, latents, terms)
+    _require_unscaled(joint, trace, found.local_latents, others)
+    return joint
+
+
+def _require_unscaled(joint: LogJoint, trace: dict, local: tuple[str, ...], others: bool) -> None:
+    """No weights of what a row's latent is in: log sum_k (pi_k p_k)^w is not w log sum_k pi_k p_k.
+    Nor of labels in no row, whose prior would not sum to one.
+    """
+    scaled = [k for k in joint.terms if _is_scaled(trace[k]["scale"], others)]
+    seen = joint.seen(trace) if scaled else {}
+    for name in scaled:
+        is_label = name in joint.latents and unwrap(trace[name]["fn"]).support.is_discrete
+        if own := sorted(seen[name].intersection((*local, name) if is_label else local)):
+            raise ModelError(
+                f"MeanField(): handlers.scale around '{name}' weighs log densities of the latents "
+                f"{own} but not their entropy, so log_evidence would not be a bound. Repeat rows "
+                "of whole-number weights. For other weights, sum or integrate the latents out of "
+                "each row's density (labels by numpyro.distributions.MixtureSameFamily), scale "
+                "that one, and use NUTS()."
+            )
+
+
+def _is_scaled(scale, others: bool) -> bool:
+    return scale is not None and (not np.all(np.equal(scale, 1)) or (others and np.ndim(scale) > 0))
 
 
 def _is_masked_label(site: dict, others: bool) -> bool:

@@ -23,8 +23,7 @@ from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.gaussian import Gaussian
 from ppl_gp.mean_field.log_joint import LogJoint, is_logistic
 from ppl_gp.mean_field.sweep import Term, require_few_nodes
-from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.roles import is_observed, scored
+from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import bare_trace
 
 
@@ -64,7 +63,7 @@ class _Finder:
     def __init__(self, joint: LogJoint, trace: dict, bounds: bool):
         self.joint, self.trace, self.bounds = joint, trace, bounds
         self.alone = {k: single(k, trace[k]) for k in joint.latents}
-        self.all_sites, self.seen = list(self.alone.values()), _seen(joint, trace)
+        self.all_sites, self.seen = list(self.alone.values()), joint.seen(trace)
         self.failed: dict[tuple, list[str]] = {}
 
     def find(self, factors) -> Structure:
@@ -215,17 +214,6 @@ def require_conjugate_nearby(structure: Structure, q: list[Family]) -> None:
     for j, names in structure.to_prove():
         if failed := not_affine(structure.joint, names, q[j], q, near=True):
             raise not_conjugate(q[j], f"'{failed[0]}': about the fitted q its log density is")
-
-
-def _seen(joint: LogJoint, trace: dict) -> dict[str, frozenset]:
-    """{term: the latent sites that its density is computed from}: a proof, by the jaxpr."""
-    values = {k: jnp.asarray(trace[k]["value"]) for k in joint.latents}
-
-    def terms(values):
-        again = joint.trace(values)
-        return {k: scored(again[k]) for k in joint.terms}
-
-    return sources(terms, values)
 
 
 _SURE = 0.9  # of a label that a start gives

@@ -1,5 +1,5 @@
 """Factors of labels: their distributions over the site's own values, categories that cannot be,
-masks around them.
+masks and scales around them.
 """
 
 import itertools
@@ -14,7 +14,10 @@ from jax import random
 from scipy import integrate, stats
 
 import ppl_gp as pg
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field.discrete import CategoricalOver
+from ppl_gp.mean_field.log_joint import log_joint_of
+from ppl_gp.reading.reading import declare
 
 Y = np.array([-1.3, 0.2, 0.9, 1.4, -0.7, 2.1])
 COUNTS = np.array([3, 1, 4, 2, 6, 3])
@@ -129,6 +132,46 @@ def test_a_mask_around_labels_is_refused_and_one_around_the_data_drops_them():
     masked = pg.fit(data_alone, pg.MeanField(), 0, Y, seen)
     fewer = pg.fit(three_means, pg.MeanField(), 0, Y[seen], probs)
     np.testing.assert_allclose(masked.log_evidence, fewer.log_evidence, rtol=1e-8)
+
+
+LATENTS = {"label": dist.Categorical(jnp.ones(2) / 2), "value": dist.Normal(0.0, 1.0)}
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_weights_of_what_a_latent_of_the_row_is_in_are_refused(name):
+    """The bound of log sum_z (p(z) p(y | z))^w is not w log sum_z p(z) p(y | z)."""
+
+    def model(y, w, around_latents):
+        tau = numpyro.sample("tau", dist.Gamma(2.0, 1.0))
+        with numpyro.plate("n", y.shape[0]):
+            with numpyro.handlers.scale(scale=w if around_latents else 1.0):
+                z = numpyro.sample("z", LATENTS[name])
+            with numpyro.handlers.scale(scale=w):
+                numpyro.sample("y", dist.Normal(1.0 * z, tau**-0.5), obs=y)
+
+    first = np.array([1.0, 1.0, 1.0, 2.0, 1.0, 1.0])  # the first batch weighs nothing
+    for method in pg.MeanField(), pg.MeanField(batch_size=3):
+        for around_latents in True, False:
+            with pytest.raises(pg.ModelError, match="'z'.*whole-number.*MixtureSameFamily"):
+                pg.fit(model, method, 0, Y, first, around_latents)
+
+
+def test_weights_of_one_and_of_rows_without_latents_count_rows():
+    def model(y, w, labelled):
+        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+        with numpyro.plate("n", y.shape[0]), numpyro.handlers.scale(scale=w):
+            z = numpyro.sample("z", LATENTS["label"]) if labelled else 0
+            numpyro.sample("y", dist.Normal(m + z, 1.0), obs=y)
+
+    w = np.array([2, 1, 3, 1, 1, 2])
+    weighed = pg.fit(model, pg.MeanField(), 0, Y, 1.0 * w, False)
+    y = np.repeat(Y, w)
+    exact = stats.multivariate_normal(np.zeros(len(y)), np.eye(len(y)) + 1.0).logpdf(y)
+    np.testing.assert_allclose(weighed.log_evidence, exact, rtol=1e-9)
+    args = Y, np.ones(6), True
+    declared = declare(model, args, {})
+    ones = log_joint_of(declared, first_trace(declared, args, {}), args, {})
+    assert ones.latents == ("m", "z")
 
 
 def test_the_bound_of_few_labels_is_that_of_all_their_combinations():
