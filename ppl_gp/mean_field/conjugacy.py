@@ -1,12 +1,14 @@
 """The proof that a term's log density is affine in a block's statistics (`affinity`).
 
 What is looked at is a random combination of a term's entries, each scaled to a size of one: rows of
-small noise would hide the others. A density that decides by its values (a comparison, a clip:
-`reading.dependence`) is held to it at many values, as few far apart say nothing about those
-between; any other one at as many as are cheap.
+small noise would hide the others. The other sites are at random values, and labels in turn at every
+combination of theirs, where these are few: each may choose another density. A density that decides
+by its values (a comparison, a clip: `reading.dependence`) is held to it at many values, as few far
+apart say nothing about those between; any other one at as many as are cheap.
 """
 
 import math
+from itertools import product, zip_longest
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,8 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.dependence import decides, num_entries
 from ppl_gp.reading.label_rules import is_entry_by_entry
 
-_SURROUNDINGS = 3, 4  # anywhere, about a fitted q
+_SURROUNDINGS = 3, 4  # at least: anywhere, about a fitted q
+_MOST = 300  # combinations of labels' values that are all tried, or values of each
 # values where a density decides, and the evaluations of entries that they may take
 _MANY, _FEWEST, _WORK = 2000, 100, 10**8
 
@@ -34,15 +37,36 @@ def not_affine(
     anywhere in the supports of `all_sites`; `near`: about a fitted q, where an error would count,
     with what is compiled already.
 
-    Some twenty gradients of the terms, and values of those that decide; O(d T^2) an element for T
-    statistics of d values.
+    Some twenty gradients of the terms, and values of those that decide, about that for each further
+    value of a label beyond three; O(d T^2) an element for T statistics of d values. A term that is
+    not affine at one of more than `_MOST` values of a label can be missed.
     """
     if not names:  # an improper prior that nothing is seen through
         return []
     many = num_values(joint, names, family, all_sites)
-    keys = random.split(random.key(int(near)), _SURROUNDINGS[near])
-    found = [looked_at(joint, names, family, all_sites, k, near, many) for k in keys]
+    turns = _turns(all_sites)
+    keys = random.split(random.key(int(near)), max(_SURROUNDINGS[near], len(turns)))
+    ways = zip_longest(keys, turns, fillvalue=())
+    found = [looked_at(joint, names, family, all_sites, k, near, many, by) for k, by in ways]
     return failing(names, found)
+
+
+def _turns(all_sites: list[Family]) -> list[tuple[int, ...]]:
+    """How far each label moves on in every surrounding: through all combinations; where those are
+    too many, all together; through too many values not at all, but to random ones.
+    """
+    sizes = [len(q.categories) for q in all_sites if isinstance(q, Discrete)]
+    if math.prod(sizes) <= _MOST:
+        return list(product(*map(range, sizes)))
+    return [(i,) * len(sizes) for i in range(max(sizes))] if max(sizes) <= _MOST else []
+
+
+def _turned(all_sites: list[Family], by: tuple[int, ...]) -> Values:
+    """Labels that many values on from random ones, which are the same at every call."""
+    labels, found = [q for q in all_sites if isinstance(q, Discrete)], {}
+    for q, key, i in zip(labels, random.split(random.key(0), len(labels)), by, strict=False):
+        found |= q.at((q.free(key, 1.0) + i) % len(q.categories))
+    return found
 
 
 def failing(names: tuple[str, ...], found: list) -> list[str]:
@@ -51,11 +75,12 @@ def failing(names: tuple[str, ...], found: list) -> list[str]:
     return [k for k, ok in zip(names, passed, strict=True) if not ok]
 
 
-def looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: bool, many: int):
-    """(terms,): whether they are affine in one surrounding; `many`: `num_values`."""
+def looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: bool, many: int, by=()):
+    """(terms,): whether they are affine in one surrounding; `many`: `num_values`; `by`: a turn."""
     spreads = (SCALES if isinstance(family, Gaussian) else SPREADS)[near]
     how = jnp.asarray(spreads), jnp.asarray(TOLERANCE[near]), many
-    return _is_conjugate(joint, names, family, random_values(all_sites, key), key, *how)
+    around = random_values(all_sites, key) | _turned(all_sites, by)
+    return _is_conjugate(joint, names, family, around, key, *how)
 
 
 @quick_jit
@@ -78,15 +103,16 @@ def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) 
     are cheap (a narrow bump is analytic, and lies between few values all the same).
     """
     values = jax.eval_shape(lambda: random_values(all_sites, random.key(0)))
+    work = _WORK * _SURROUNDINGS[0] // max(_SURROUNDINGS[0], len(_turns(all_sites)))
     own = {k: values[k] for k in family.sites}
 
     def entries(own: Values, around: Values):
         return joint.entries(names, {**around, **own})
 
     if not decides(entries, own, values):
-        return min(_WORK // num_entries(entries, own, values), _MANY)
+        return min(work // num_entries(entries, own, values), _MANY)
     size = sum(math.prod(x.shape) for x in jax.eval_shape(entries, own, values))
-    return int(np.clip(_WORK // max(size, 1), _FEWEST, _MANY))
+    return int(np.clip(work // max(size, 1), _FEWEST, _MANY))
 
 
 @quick_jit

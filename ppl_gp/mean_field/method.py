@@ -98,6 +98,10 @@ class MeanField:
     gradient of its densities at the product of the other blocks' nodes. A Gaussian of D values has
     2 D nodes, a gamma or Wishart two, a Dirichlet four, and a discrete site one per category.
 
+    Conjugacy is proved at values of the sites, at every combination of labels up to 300 of them.
+    Beyond, each label takes its values in turn, up to 300 of them. A label of more values is drawn
+    at random, and a density that is not conjugate under a rare value of it can be missed.
+
     `log_evidence` is the bound, nats, exact in every constant. `fit.sites` has NumPyro
     distributions, and `fit.factors` the blocks. Labels that can be exchanged (`fit.symmetries`)
     give the bound several maxima. `fit.log_density` integrates q exactly if the blocks in the

@@ -14,7 +14,7 @@ from models.mixture import mixture
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field import conjugacy
 from ppl_gp.mean_field.choose import paired, single
-from ppl_gp.mean_field.conjugacy import num_values
+from ppl_gp.mean_field.conjugacy import not_affine, num_values
 from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.reading.dependence import decides
 from ppl_gp.reading.reading import declare
@@ -145,6 +145,33 @@ def test_the_likelihood_is_named_where_it_overflows():
 
     with pytest.raises(pg.NotConjugateError, match="'y' is not finite|conjugate to 'y'"):
         pg.fit(model, pg.MeanField(), 0)
+
+
+def squared_at(y, first, second, num):
+    """y ~ Normal(a, 1), but Normal(a^2, 1) at these values of the labels; -1: at every one."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    x = numpyro.sample("x", dist.Categorical(jnp.ones(num) / num))
+    with numpyro.plate("data", len(y)):
+        z = numpyro.sample("z", dist.Categorical(jnp.ones(12) / 12))
+        there = ((x == first) | (first < 0)) & ((z == second) | (second < 0))
+        numpyro.sample("y", dist.Normal(jnp.where(there, a**2, a), 1.0), obs=y)
+
+
+@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize(("num", "values"), [(12, [(0, 7), (11, 11)]), (40, [(39, -1), (-1, 7)])])
+def test_every_value_of_a_label_is_looked_at(num, values, near):
+    """All 144 combinations of two labels; of 480, which are too many, every value of each."""
+
+    def failed(first, second):
+        args = Y[:2], jnp.asarray(first), jnp.asarray(second), num
+        declared = declare(squared_at, args, {})
+        trace = first_trace(declared, args, {})
+        joint = log_joint_of(declared, trace, args, {})
+        sites = [single(k, trace[k]) for k in joint.latents]
+        return not_affine(joint, ("a", "y"), sites[0], sites, near)
+
+    assert [failed(*v) for v in values] == [["y"], ["y"]]
+    assert failed(num, num) == []
 
 
 @pytest.mark.parametrize(
