@@ -141,11 +141,9 @@ def _require_unscaled(joint: LogJoint, trace: dict, local: tuple[str, ...], othe
         is_label = name in joint.latents and unwrap(trace[name]["fn"]).support.is_discrete
         if own := sorted(seen[name].intersection((*local, name) if is_label else local)):
             raise ModelError(
-                f"MeanField(): handlers.scale around '{name}' weighs log densities of the latents "
-                f"{own} but not their entropy, so log_evidence would not be a bound. Repeat rows "
-                "of whole-number weights. For other weights, sum or integrate the latents out of "
-                "each row's density (labels by numpyro.distributions.MixtureSameFamily), scale "
-                "that one, and use NUTS()."
+                f"MeanField(): handlers.scale around '{name}' weighs densities of {own}, but not "
+                "their entropy, so log_evidence is not a bound. Repeat rows of whole-number "
+                f"weights, or sum {own} out of a row's density (MixtureSameFamily) and use NUTS()."
             )
 
 
