@@ -16,8 +16,10 @@ os.environ["JAX_ENABLE_X64"] = "true"
 if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1" and tuple(
     map(int, version("jaxlib").split(".")[:2])
 ) < (0, 11):
+    # One part of a program costs a tenth less to compile than 32 of it at once; cores are shared.
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+        " --xla_cpu_parallel_codegen_split_count=1"
     )
 # LAPACK's threads spin on matrices of a hundred rows, up to 20 times slower where several processes
 # share the cores.
@@ -64,6 +66,9 @@ _MANY_MAPS = 30_000
 _GROWTH = 2_000_000_000 // 4096
 _EVERY = 10  # tests from one look to the next
 _looks = {"tests": 0, "pages": 0}
+# Tracing makes small objects by the million, few of them cycles: a tenth of all time is looking for
+# these at Python's own thresholds, of 700.
+gc.set_threshold(20_000, 10, 10)
 # The package's own look warns: in some orders of the tests one that allows no warning fails
 runtime._compiled["seen"] = sys.maxsize
 
