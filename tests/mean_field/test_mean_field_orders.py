@@ -24,7 +24,6 @@ def log_evidence(X, y):
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_the_order_of_a_cubic_is_that_of_the_evidence():
     """The cubic stands 4 nats above other orders, and the gap of the bound grows by half a nat."""
     y = PLACES**3 - 2.0 * PLACES + 0.3 * np.random.default_rng(4).normal(size=10)

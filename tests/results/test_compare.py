@@ -300,7 +300,7 @@ def test_words_are_true_of_the_ratio_of_a_difference_to_its_error():
         assert predictions.startswith(("worse", "better")[sign > 0]) == (whole > 3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_method(small_fit):
     """All six in one table, ten scores each."""
     comparison = pg.compare({name: small_fit(name) for name in methods()}, X_test, y_test)
