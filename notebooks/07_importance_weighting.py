@@ -250,7 +250,7 @@ plt.show()
 # the bound proper; beside it, a run without that beginning. There are 500 data here: weights cost more than inducing variables.
 
 # %%
-NETWORK_DATA, WARM_UP, NETWORK_STEPS = 500, 2000, 4000
+NETWORK_DATA, WARM_UP, NETWORK_STEPS = (500, 1000, 1500) if SMALL else (500, 2000, 4000)
 X_network, y_network = (jnp.asarray(v) for v in two_branches(np.random.default_rng(2), NETWORK_DATA))
 
 
