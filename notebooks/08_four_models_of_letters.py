@@ -110,7 +110,7 @@ extent = [
     word.origin[1],
     word.origin[1] + word.mask.shape[0] * word.pixel[1],
 ]
-NUM_DRAWN = 3 * NUM
+NUM_DRAWN = NUM if SMALL else 3 * NUM
 x_new = word.X[np.random.default_rng(1).integers(0, NUM + NUM_TEST, NUM_DRAWN)]  # x as the data have it
 shown = ["GP", "deep GP", "LV-GP, K = 1", "LV-GP, K = 10", "LV-DGP, K = 10"]
 
@@ -146,7 +146,7 @@ plt.show()
 # %%
 columns = np.linspace(0, word.mask.shape[1] - 1, 3 * 2 + 1).astype(int)[1::2]  # the middle of each letter, about
 slices = word.origin[0] + (columns + 0.5) * word.pixel[0]
-y_axis = np.linspace(-3.0, 3.0, 121 if SMALL else 241)
+y_axis = np.linspace(-3.0, 3.0, 31 if SMALL else 241)
 STYLE = {"GP": ("0.45", "--"), "LV-GP, K = 10": (ORANGE, "-"), "LV-DGP, K = 10": (BLUE, "-")}
 fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), sharey=True, layout="constrained")
 for ax, x in zip(axes, slices, strict=True):

@@ -44,8 +44,8 @@ from ppl_gp.local.method import first_sites
 jax.config.update("jax_enable_x64", True)
 numpyro.set_host_device_count(2)
 SMALL = os.environ.get("PPL_GP_NOTEBOOK_SIZE") == "small"
-ROWS = 24 if SMALL else 60
-CHAIN = dict(num_warmup=200, num_samples=200) if SMALL else dict(num_warmup=500, num_samples=1000)
+ROWS, STEPS = (8, 100) if SMALL else (60, 2000)
+CHAIN = dict(num_warmup=50, num_samples=50) if SMALL else dict(num_warmup=500, num_samples=1000)
 
 # %% [markdown]
 # ## Three wines in two dimensions
@@ -74,9 +74,9 @@ fits = {
     "laplace": pg.fit(multiclass, pg.Laplace(hyper=fixed), 0, X, y=y),
     "vi": pg.fit(multiclass, pg.VI(hyper=fixed), 0, X, y=y),
     "ep": pg.fit(multiclass, pg.EP(hyper=fixed), 0, X, y=y),
-    "svgp": pg.fit(multiclass, pg.SVGP(num_inducing=30, hyper=fixed, max_steps=2000), 0, X, y=y, throw=False),
+    "svgp": pg.fit(multiclass, pg.SVGP(num_inducing=30, hyper=fixed, max_steps=STEPS), 0, X, y=y, throw=False),
 }
-table = pg.compare(fits, X_test, y_test)
+table = pg.compare(fits, X_test, y_test, num_importance_samples=1_000 if SMALL else 20_000)
 print(table)
 
 
@@ -135,7 +135,7 @@ plt.show()
 
 # %%
 digits = load_digits()
-D_ROWS = 60 if SMALL else 150
+D_ROWS = 30 if SMALL else 150
 
 
 def seconds(num_classes):
@@ -158,7 +158,7 @@ def seconds(num_classes):
     return time.perf_counter() - start
 
 
-counts = (2, 4) if SMALL else (2, 4, 8)
+counts = (2, 3) if SMALL else (2, 4, 8)
 took = [seconds(c) for c in counts]
 print({c: f"{s:.2f} s" for c, s in zip(counts, took, strict=True)})
 
