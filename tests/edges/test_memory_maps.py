@@ -82,11 +82,14 @@ def _peak(fits, smallest) -> float:
 
 
 @pytest.mark.slow
-def test_memory_comes_back_whenever_it_has_grown():
-    """Over 30 MiB for each fit are kept without the guard: 36 fits take 1.6 GiB, and 60 with it,
-    which forgets them again and again, 0.9.
-    """
-    assert _peak(60, 200) < _peak(36, 10**6) - 300
+def test_150_fits_of_changing_shapes_stay_under_4_gib():
+    assert _peak(150, 2048) < 4096
+
+
+@pytest.mark.slow
+def test_memory_comes_back():
+    """40 MiB for each fit are kept without the guard."""
+    assert _peak(24, 200) < _peak(24, 10**6) - 300
 
 
 def test_maps_are_counted_where_the_system_tells():
