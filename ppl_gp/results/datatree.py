@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _BEFORE = ("prior", "prior_predictive")  # draws that stand in no chain
-_NEW = 2  # folded into the key: other draws than those of the posterior and the prior
 
 
 def to_datatree(
@@ -137,12 +136,13 @@ def to_datatree(
     if pred_coords and predictions is None:
         raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
     require_whole_data(fit, "to_datatree")
-    key, sites = as_key(rng_key, "fit.to_datatree(rng_key=0)"), training_sites(fit)
+    key = as_key(rng_key, "fit.to_datatree(rng_key=0)")
+    (key, key_further, key_new), sites = random.split(key, 3), training_sites(fit)
     drawn = draws_with_parts(fit, key, num_draws)
     values = {k: v for group in drawn for k, v in group.items()}
     groups, dims = _groups_of_training(fit, sites, *drawn)
     if whole:
-        further = tree_groups.further_groups(fit, values, key, num_draws)
+        further = tree_groups.further_groups(fit, values, key_further, num_draws)
         groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in further.items()}
     observed, plate = tree_groups.names_of_observed(fit, sites), data_plate(sites)
     inputs = inputs_of(fit.model, fit.args, fit.kwargs, plate)
@@ -153,9 +153,8 @@ def to_datatree(
     given = dotted(coords or {})
     found = tree_groups.datasets(training, "coords", functions, given)
     if predictions is not None:
-        num, own = len(next(iter(values.values()))), random.fold_in(key, _NEW)
-        still = groups["point_estimates"]
-        new = tree_groups.predicted_groups(fit, predictions, own, num, observed, still)
+        num, still = len(next(iter(values.values()))), groups["point_estimates"]
+        new = tree_groups.predicted_groups(fit, predictions, key_new, num, observed, still)
         new[0].groups["predictions"] = by_chain(new[0].groups["predictions"], _chains(fit))
         shared = functions | {d: x for d, x in given.items() if d != dots(plate or "")}
         found |= tree_groups.datasets(new, "pred_coords", shared, dotted(pred_coords or {}))
@@ -320,8 +319,7 @@ def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
         h, f = draw_layers(fit.model, draws, fit.local, fit.args, fit.kwargs, key, repeats)
         return {**known, **h}, f
     f = {}
-    for i, k in enumerate(draws.kept):
-        own = random.fold_in(key, i) if i else key
+    for k, own in zip(draws.kept, random.split(key, len(draws.kept)), strict=True):
         f[k] = _draw(fit.model, k, draws, fit.args, fit.kwargs, own, repeats)
     return known, f
 

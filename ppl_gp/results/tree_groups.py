@@ -173,9 +173,6 @@ def row_names(fit: Record, num: int) -> tuple[str | int, ...]:
     return tuple(range(num))
 
 
-_PRIOR = 1  # folded into the key: other draws than those of the posterior
-
-
 def deterministic_sites(fit: Record, values: dict) -> tuple[dict, dict]:
     """({site: (S, ...)} of deterministic sites that are computed from anything that has draws,
     {site: value} of the others) at `values`, draws of every site.
@@ -211,11 +208,11 @@ def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, 
     hyperparameter that has draws, in its batch shape) at `values`, draws of every site; `prior` and
     `prior_predictive` of `num_draws` draws, O(S N^3), where the prior can be drawn.
     """
-    model = fit.source
-    found = _after(model, values, fit.args, fit.kwargs, key)
+    model, (key_after, key_prior) = fit.source, random.split(key)
+    found = _after(model, values, fit.args, fit.kwargs, key_after)
     found["log_prior"] = {k: v for k, v in found["log_prior"].items() if k not in fit.points}
     with suppress(NotImplementedError):
-        found |= prior_draws(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
+        found |= prior_draws(model, fit.args, fit.kwargs, key_prior, num_draws)
     return found
 
 
@@ -247,6 +244,7 @@ def prior_draws(model, args, kwargs, key, num_draws: int) -> dict:
     """`prior` and `prior_predictive` of a model with its observations."""
 
     def one(key):
+        key, key_y = random.split(key)
         with handlers.block():
             drawn = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
         own = {k: s for k, s in drawn.items() if s["type"] in ("sample", "deterministic")}
@@ -254,7 +252,7 @@ def prior_draws(model, args, kwargs, key, num_draws: int) -> dict:
         seen = lambda k: is_missing_part(k, drawn) or f"{k}_unobserved" in drawn  # noqa: E731
         free = {k: jnp.asarray(s["value"]) for k, s in own.items() if not is_observed(s)}
         free = {k: x for k, x in free.items() if not seen(k)}
-        return {"prior": free, "prior_predictive": _replicated(drawn, random.fold_in(key, 1))}
+        return {"prior": free, "prior_predictive": _replicated(drawn, key_y)}
 
     return lax.map(one, random.split(key, num_draws))
 

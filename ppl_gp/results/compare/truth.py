@@ -89,10 +89,10 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
         return Truth(reason=why)
     if not observed_names(training_sites(fit)):
         return Truth(reason="a loaded fit holds no observations")
-    key = as_key(rng_key, "compare(fits, X, y, rng_key=0)")
+    key, own = random.split(as_key(rng_key, "compare(fits, X, y, rng_key=0)"))
     given = fit.model, fit.hyper, fit.args, fit.kwargs
     factors, R, centre, strength = _coordinates(*given, kept.draw(0))
-    mean, own = jnp.ravel(factors.prior.mean), random.fold_in(key, 100 * MAX_MODES)
+    mean = jnp.ravel(factors.prior.mean)
     modes = other_modes(factors.log_lik, mean, R, centre, own)
     weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
     return summarise(*map(np.asarray, weights), num_modes=len(modes))
@@ -147,14 +147,15 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
         one = lambda key: weigh(make(random.normal(key, centre.shape, dtype)))  # noqa: E731
         return lax.map(one, keys, batch_size=BATCH)
 
+    key_q, key_prior, *keys_at = random.split(key, 2 + len(at))
     draws: list[Any] = [  # q first
         (keys, lambda z, p=p: centre + z / jnp.sqrt(p))
-        for keys, p in zip(random.split(key, (len(WIDTHS), each)), precision, strict=True)
+        for keys, p in zip(random.split(key_q, (len(WIDTHS), each)), precision, strict=True)
     ]
-    for i, (C, m) in enumerate(zip(tall, at, strict=True)):
-        own, inverse = random.split(random.fold_in(key, i), each), tril_inverse(C)
+    for C, m, key in zip(tall, at, keys_at, strict=True):
+        own, inverse = random.split(key, each), tril_inverse(C)
         draws.append((own, lambda z, inverse=inverse, m=m: m + inverse.T @ z))
-    draws.append((random.split(random.fold_in(key, len(at)), few), lambda z: z))
+    draws.append((random.split(key_prior, few), lambda z: z))
     found = [batch(make, keys) for keys, make in draws]
     shared, (_, log_w_q, log_lik_q) = log_lik.shared(), found[0]
     return jnp.concatenate([log_w for log_w, *_ in found]) + shared, log_w_q + shared, log_lik_q

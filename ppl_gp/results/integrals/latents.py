@@ -142,9 +142,10 @@ class Proposals(eqx.Module):
         def loss(guides, key):
             def one(key):
                 q = own._at({**encoders, **guides}, sites)
-                h = _sampled(q, key)
-                trace, f = run_at(key, h)
-                log_p = log_lik(trace, f, key) + _log_base(trace, base, h)
+                key_h, key_run, key_p = random.split(key, 3)
+                h = _sampled(q, key_h)
+                trace, f = run_at(key_run, h)
+                log_p = log_lik(trace, f, key_p) + _log_base(trace, base, h)
                 return -jnp.sum(log_p - _log_prob(sites, q, h))
 
             return jnp.mean(jax.vmap(one)(random.split(key, DRAWS)))
@@ -169,13 +170,14 @@ class Proposals(eqx.Module):
 
         def one(entry):
             key, which = entry
+            key_h, key_run, key_p = random.split(key, 3)
             # with the same key f is the same function in both runs, which priors of h may see
-            h = _chosen(run_at(key)[0], others, key, which)
-            trace, f = run_at(key, h)
+            h = _chosen(run_at(key_run)[0], others, key_h, which)
+            trace, f = run_at(key_run, h)
             log_base = _log_base(trace, base, h)
             log_q = [log_base, *(_log_prob(sites, q, h) for q in others)]
             log_ratio = log_base - (logsumexp(jnp.stack(log_q), 0) - jnp.log(3.0))
-            return h, log_lik(trace, f, key) + log_ratio
+            return h, log_lik(trace, f, key_p) + log_ratio
 
         return one
 

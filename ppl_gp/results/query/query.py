@@ -252,7 +252,7 @@ def drawn_runs(query: Query, draw: Draws, joint: bool | None = None) -> Callable
     names, marginals = list(conditionals), query.marginals(draw) if fixed else {}
 
     def one(key, latents: dict | None = None):
-        key_gps, key_rest = random.split(key)
+        key_gps, key_rest, key_latents = random.split(key, 3)
         moments = {}
 
         def value(name, new: GP):
@@ -263,7 +263,7 @@ def drawn_runs(query: Query, draw: Draws, joint: bool | None = None) -> Callable
         with handlers.block():
             if latents is None:
                 pairs = enumerate(query.encoded(draw).items())
-                latents = {k: q.sample(random.fold_in(key_rest, i)) for i, (k, q) in pairs}
+                latents = {k: q.sample(random.fold_in(key_latents, i)) for i, (k, q) in pairs}
             seeded = handlers.seed(query.model, key_rest)
             given = set_gps(handlers.substitute(seeded, data=draw.hyper | latents), value)
             trace = handlers.trace(given).get_trace(*query.new_args, **query.new_kwargs)
