@@ -90,8 +90,8 @@ def loo(fit: Record) -> "ELPDData":
     Raises
     ------
     DataError
-        For a loaded fit, which has no observations, for fewer than 21 draws, and if the model has
-        no log density per datum.
+        For a loaded fit, which has no observations, for fewer than 21 draws, for a guide of points,
+        and if the model has no log density per datum.
 
     Notes
     -----
@@ -129,6 +129,7 @@ def loo(fit: Record) -> "ELPDData":
             "loo() needs observed sites with a density for each datum. A saved fit does not hold "
             "its observations (call loo() before saving); a numpyro.factor belongs to no datum."
         )
+    _require_spread(fit)
     fit.warn_of_others("loo")
     if own := own_effects(fit):
         raise ModelError(
@@ -143,6 +144,16 @@ def loo(fit: Record) -> "ELPDData":
             f"loo() weighs 1000 draws of {data.num} data; score held-out data by log_density."
         )
     return _corrected(fit, data) if can_be_corrected(fit, data.num) else _by_draws(fit, sites, data)
+
+
+def _require_spread(fit: Record) -> None:
+    """Raise `DataError` if q is a point: its draws have equal weights, whatever a datum adds."""
+    free = {k for k, x in fit.hyper.items() if np.asarray(x).dtype.kind == "f"}
+    if fit.sampled and not fit.latent and free and free <= fit.points:
+        raise DataError(
+            f"loo(): q of {type(fit.method).__name__} is a point of {sorted(free)}, which weights "
+            "cannot move. Fit by a guide with a spread, or score held-out data by log_density."
+        )
 
 
 class _Data(NamedTuple):
@@ -326,7 +337,7 @@ def _told(fit: Record, data: _Data, found: Any, lpd, draws, weighed=False):
     latents of rows among `draws`. `lpd` (N,): log p(y_n | data).
     """
     own = _of_rows(data, draws)
-    bad, is_q = np.asarray(found.pareto_k) > found.good_k, fit.log_evidence is not None
+    bad, is_q = np.asarray(found.pareto_k) > found.good_k, not fit.by_chains
     gain, causes = fit.stats.get("importance_gain"), []
     exact = not bad.any() and gain is not None and abs(gain) < _EXACT
     if is_q and not weighed and not exact and (bad.any() or not fit.latent):

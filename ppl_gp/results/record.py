@@ -98,13 +98,20 @@ class Record:
         if not self.sampled:
             return frozenset(self.hyper)
         one = lambda x: len(x) > 1 and x.dtype.kind == "f" and np.all(x == x[0])  # noqa: E731
-        known = {} if self.log_evidence is None else self.hyper
+        known = {} if self.by_chains else self.hyper
         return frozenset(k for k, x in known.items() if one(np.asarray(x)))
 
     @property
     def latent(self) -> Mapping[str, Kept]:
         """{GP site: the approximate posterior of f}, with a first axis of S draws, or of 1."""
         return self.draws.kept
+
+    @property
+    def by_chains(self) -> bool:
+        """Whether its draws are of Markov chains, which have an ESS, and not of an approximation:
+        a q without a bound has no log evidence either.
+        """
+        return "ess" in self.stats
 
     @property
     def log_evidence_se(self) -> float | None:

@@ -171,8 +171,8 @@ class Comparison:
         """The method that distances are taken to: `reference`, else the first fit by draws of f."""
         if self.reference is not None:
             return self.reference
-        # a guide's draws, which have a bound, are of an approximation
-        free = {name: fit.latent for name, fit in self.fits.items() if fit.log_evidence is None}
+        # a guide's draws are of an approximation
+        free = {name: fit.latent for name, fit in self.fits.items() if fit.by_chains}
         return next((k for k, v in free.items() if all(x.is_draws for x in v.values())), None)
 
     @property

@@ -99,7 +99,7 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
 
 
 def _why_not(fit: Record) -> str:
-    if fit.latent or fit.log_evidence is None:
+    if fit.latent or fit.by_chains:
         return "the hyperparameters were sampled: there is no one evidence to compare with"
     told = "importance sampling knows a q(f) of the local methods, and this q is of all sites"
     weighed = "; stats['pareto_k'] and stats['importance_gain'] have what its own draws weigh"
