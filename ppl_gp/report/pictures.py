@@ -330,7 +330,7 @@ def _share_interval(happened, rows):
 
 def _curve(fit: Fit, X_test, y_test, args, kwargs) -> _Curve:
     X, y, others, named = with_observations(fit, X_test, y_test, args, kwargs)
-    prediction, found = scores.judged(fit, X, y, others, named)
+    prediction, y, found = scores.judged(fit, X, y, others, named)
     if is_classification(prediction):
         words = ("predicted probability", "observed frequency")
         if outcome_probabilities(prediction).shape[-1] > 2:

@@ -46,11 +46,11 @@ from ppl_gp.results.left_out import (
 from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record, has_layers, prior_at
 from ppl_gp.results.tree_groups import (
+    counted_rows,
     data_plate,
     dots,
     dotted,
     row_names,
-    rows_that_count,
     scored_names,
 )
 from ppl_gp.settings import Fixed
@@ -172,8 +172,7 @@ class _Data(NamedTuple):
 
 def _scored_data(fit: Record, sites: dict) -> _Data:
     num, scored = num_data(fit), [sites[k] for k in scored_names(sites)]
-    rows = [found[1] for site in scored if (found := rows_that_count(site)) is not None]
-    keep = np.flatnonzero(np.any(rows, 0)) if rows else np.zeros(0, int)
+    keep = counted_rows(sites)
     dim, labels = dots(data_plate(sites) or f"{_LABEL}_dim_0"), row_names(fit, num)
     scales = [np.asarray(s["scale"]) for s in scored if s["scale"] is not None]
     return _Data(

@@ -40,13 +40,13 @@ def draw_parts(model: Collapsed, draws: Draws, args, kwargs, key, repeats: int):
     name = model.plan.name
 
     def one(entry):
-        draw, (key, key_own) = entry[0], random.split(entry[1])
+        draw, (key, own) = entry[0], random.split(entry[1])
         prior: Any = prior_at(model, name, draw.known, args, kwargs)
         kept, here = draw.kept[name], prior.behind
         e = _innovations(kept, prior, here, key, repeats)
         if any(k not in e for k in here.fns):
             joint = JointLogLikelihood(model, len(prior.X), draw.known, args, kwargs)
-            e |= _given_functions(averaged(joint, split_effects({name: prior})[1]), here, e, key_own)
+            e |= _given_functions(averaged(joint, split_effects({name: prior})[1]), here, e, own)
         eta = jax.vmap(lambda e: jnp.reshape(here.eta(e), prior.mean.shape))(e)
         return jax.vmap(here.values)(e), eta
 

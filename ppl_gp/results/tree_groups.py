@@ -73,6 +73,13 @@ def rows_that_count(site: dict) -> tuple[int, np.ndarray] | None:
     return axis % len(shape), np.any(by_row, 1)
 
 
+def counted_rows(trace: dict) -> np.ndarray:
+    """The rows with an entry, of any site that scores data, that no mask leaves out."""
+    found = [rows_that_count(trace[k]) for k in scored_names(trace)]
+    rows = [x[1] for x in found if x is not None]
+    return np.flatnonzero(np.any(rows, 0)) if rows else np.zeros(0, int)
+
+
 def data_plate(trace: dict) -> str | None:
     """The name of the data's plate, if there is one; of several the first."""
     plates = data_plates(trace)

@@ -1,4 +1,4 @@
-"""Draws without a log evidence that are of no chain: points, and guides whose loss bounds nothing."""
+"""Draws without a log evidence that are of no chain: points, and guides without a bound."""
 
 import numpy as np
 import numpyro

@@ -30,6 +30,7 @@ from ppl_gp.results.parts import effects
 from ppl_gp.results.predict import scores
 from ppl_gp.results.query.layout import with_observations
 from ppl_gp.results.record import Record
+from ppl_gp.results.tree_groups import counted_rows
 
 BATCHES = 20  # of draws
 DRAWS = 4000  # of GPs behind a predictor: means to 1/60 of a standard deviation
@@ -114,19 +115,22 @@ class Comparison:
         return _Scored(row, log_density, noise)
 
     def _log_density(self, fit: Fit) -> tuple[np.ndarray, float]:
-        """(log density of each test row, Monte Carlo error of their mean), nats.
+        """(log density of each test row that counts, Monte Carlo error of their mean), nats.
 
         A draw is of all rows: of the rows' errors, which know how many draws are independent, the
         mean has the share that it has of their scatter between batches of draws.
         """
         data = (self.X_test, self.y_test, *self.args)
-        value, errors = map(np.asarray, fit.log_density(*data, **self.kwargs, with_error=True))
+        found = fit.log_density(*data, **self.kwargs, with_error=True)
+        rows = counted_rows(scores.trace_at(fit, *data[:2], self.args, self.kwargs))
+        value, errors = (np.asarray(x)[rows] for x in found)
         each, noise = fit.draws.num // BATCHES, float(np.mean(errors))
         if not fit.sampled or fit.draws.is_weighted() or each == 0 or not np.isfinite(noise):
             return value, noise
         parts = np.arange(BATCHES * each).reshape(BATCHES, each)
         few = [dataclasses.replace(fit, draws=fit.draws.part(part)) for part in parts]
-        rise = np.exp([np.asarray(f.log_density(*data, **self.kwargs)) - value for f in few])
+        ask = lambda f: np.asarray(f.log_density(*data, **self.kwargs))[rows]  # noqa: E731
+        rise = np.exp([ask(f) - value for f in few])
         alone = np.mean(np.std(rise, 0))
         return value, noise * float(np.std(np.mean(rise, 1)) / alone) if alone > 0 else noise
 
@@ -135,9 +139,8 @@ class Comparison:
         if self.y_test is None:
             return scores.Score(None, "RMSE"), scores.Score(None, "coverage gap")
         given = self.X_test, self.y_test, self.args, self.kwargs
-        prediction, numbers = scores.judged(fit, *given)
-        error = scores.error(prediction, self.y_test)
-        return error, scores.calibration(prediction, self.y_test, numbers)
+        prediction, y, numbers = scores.judged(fit, *given)
+        return scores.error(prediction, y), scores.calibration(prediction, y, numbers)
 
     def _evidence(self, name, fit) -> dict:
         truth = importance_sampling(fit, self.rng_key, self.num_importance_samples)

@@ -18,6 +18,7 @@ from numpy import ndarray
 from ppl_gp.deep.latents import encoder_of, latent_form
 from ppl_gp.draws import mixture
 from ppl_gp.errors import DataError, ModelError, warn
+from ppl_gp.gp import bare_shape, mask_of
 from ppl_gp.mean_field.family import Family
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import full_jit
@@ -36,7 +37,12 @@ from ppl_gp.results.predict.prediction import (
     outcome_probabilities,
     predict,
 )
-from ppl_gp.results.query.layout import observing, require_no_such_argument, with_observations
+from ppl_gp.results.query.layout import (
+    observed_names,
+    observing,
+    require_no_such_argument,
+    with_observations,
+)
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs, query_at
 from ppl_gp.results.record import Record
 from ppl_gp.settings import as_key
@@ -421,12 +427,28 @@ class Score(NamedTuple):
     name: str
 
 
-def judged(fit: Record, X, y, args: tuple, kwargs: dict) -> tuple[Prediction, Pit | None]:
-    """What `calibration` wants: the prediction, and where numbers of one site fall in it."""
-    prediction = predict(fit, X, *args, **kwargs)
-    if is_classification(prediction) or isinstance(y, dict):
-        return prediction, None
-    return prediction, pit(fit, X, y, *args, **kwargs)
+def trace_at(fit: Record, X, y, args: tuple, kwargs: dict) -> dict:
+    """The model's at new inputs, with y observed there."""
+    query = observing(query_at(fit, X, args, kwargs), y)
+    return query.trace(query.draws.at(0), {})
+
+
+def judged(fit: Record, X, y, args: tuple, kwargs: dict) -> tuple[Prediction, Any, Pit | None]:
+    """What `error` and `calibration` want: the prediction, y, and where numbers of one site fall in
+    it; of one site the entries alone that no mask leaves out, which have no shape then.
+    """
+    prediction, found = predict(fit, X, *args, **kwargs), None
+    if not (is_classification(prediction) or isinstance(y, dict)):
+        found = pit(fit, X, y, *args, **kwargs)
+    trace = trace_at(fit, X, y, args, kwargs)
+    predicts = fit.model.reading.predicts
+    sites = [trace[k]["fn"] for k in observed_names(trace) if predicts(k)]
+    if len(sites) != 1 or np.all(counts := np.asarray(mask_of(sites[0]))):
+        return prediction, y, found
+    counts = np.broadcast_to(counts, bare_shape(sites[0]))
+    kept = lambda x: jax.tree.map(lambda x: np.asarray(x)[counts], x)  # noqa: E731
+    own = {k: kept(getattr(prediction, k)) for k in ("mean", "variance", "probs")}
+    return dataclasses.replace(prediction, **own), kept(y), kept(found)
 
 
 def error(prediction: Prediction, y) -> Score:
