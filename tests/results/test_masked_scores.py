@@ -1,4 +1,4 @@
-"""`compare` scores what the test data hold: no rows that a mask leaves out, outputs in any order."""
+"""`compare` scores what test data hold: no rows that a mask leaves out, outputs in any order."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,3 +40,25 @@ def test_fillers_are_not_scored(model):
     found, want = ask(X_NEW, filled, SEEN), ask(X_NEW[SEEN], filled[SEEN], SEEN[SEEN])
     for k in FIGURES:
         np.testing.assert_allclose(found[k], want[k], rtol=1e-9, err_msg=k)
+
+
+def outputs(X, seen, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("output", 2, dim=-2), numpyro.plate("data", X.shape[0], dim=-1):
+        with handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(jnp.stack([f, -f]), 0.3), obs=y)
+
+
+def test_outputs_before_rows():
+    """Against the definitions, by hand from the prediction, of entries that count."""
+    fit = pg.fit(outputs, FIXED, 0, X, np.ones((2, 12), bool), y=np.stack([np.sin(X), np.cos(X)]))
+    seen = np.stack([SEEN, np.arange(8) % 4 == 0])
+    y_new = np.where(seen, np.stack([np.sin(X_NEW), np.cos(X_NEW)]), 99.0)
+    found = pg.compare({"a": fit}, X_NEW, y_new, seen, num_importance_samples=100).table[0]
+    mean = np.asarray(fit.predict(X_NEW, seen).mean)
+    want = np.sqrt(np.mean((mean - y_new)[seen] ** 2))
+    np.testing.assert_allclose(found["error"], want, rtol=1e-9)
+    density = np.asarray(fit.log_density(X_NEW, y_new, seen))[SEEN]
+    np.testing.assert_allclose(found["log_density"], density.mean(), rtol=1e-9)
+    with pytest.raises(pg.DataError, match="one observation per row"):
+        pg.compare({"a": fit}, X_NEW, y_new[:, :-1], seen)

@@ -319,11 +319,6 @@ def compare(
     if known:  # else they are refused where they are added
         X_test, y_test, args, kwargs = with_observations(known[0], X_test, y_test, args, kwargs)
     X_test, y_test = as_array("X_test", X_test), as_array("y_test", y_test)
-    if y_test is not None and np.shape(X_test)[:1] != np.shape(y_test)[:1]:
-        raise DataError(
-            f"X_test has shape {np.shape(X_test)} and y_test {np.shape(y_test)}; give one "
-            "observation per row of X_test."
-        )
     how = reference, rng_key, num_importance_samples
     comparison = Comparison(X_test, y_test, args, kwargs, *how)
     for name, fit in fits.items():
