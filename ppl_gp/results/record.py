@@ -11,7 +11,7 @@ import numpy as np
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws, Mixture
-from ppl_gp.errors import ModelError, Result, warn
+from ppl_gp.errors import ONE_TERM, ModelError, Result, warn
 from ppl_gp.frames.names import Names
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import FromInducing, Kept
@@ -214,7 +214,7 @@ class Record:
         require_pairs(self.unpaired)
 
     def warn_of_others(self, verb: str) -> None:
-        """Warn of observed sites without an entry per row, which a call per row leaves out."""
+        """Warn of sites that score data without an entry per row: a call per row leaves them out."""
         reading = self.model.reading
         apart = [k for k in reading.observed if reading.axis(k) is None]
         if others := [k for k in apart if k not in reading.predicted]:
@@ -222,6 +222,11 @@ class Record:
                 f"{verb}() scores each row of the first argument, and the observations of {others} "
                 "belong to none: they are left out of its sum. Compare models that differ there by "
                 "their log evidence, compare_models."
+            )
+        if summed := [k for k in reading.scored if reading.axis(k) is None]:
+            warn(
+                f"{verb}() leaves out the factors {summed}, which see observations and are one "
+                f"number for all rows. {ONE_TERM}"
             )
 
     @property
