@@ -42,6 +42,15 @@ def free_line(X, y=None):
         numpyro.sample("y", dist.Normal(w[0] + w[1] * X, 0.3), obs=y)
 
 
+def counted(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.0, 0.5), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+COUNTS = np.round(np.exp(2.0 + np.sin(3.0 * X))).astype(int)
+
+
 @pytest.fixture(scope="module")
 def fits():
     method = pg.Laplace(hyper=FIXED)
@@ -106,6 +115,16 @@ def test_what_is_not_comparable_is_refused(fits):
             pg.compare_models(fits, **options)
     with pytest.raises(pg.DataError, match="two fits or more"):
         pg.compare_models({"smooth": fits["smooth"]})
+
+
+def test_a_fit_that_did_not_end_has_no_say():
+    """After one step of Newton its evidence is 387 nats, and that of the mode -35."""
+    few = pg.Laplace(hyper=FIXED, max_steps=1)
+    short = pg.fit(counted, few, 0, X, y=COUNTS, throw=False)
+    whole = pg.fit(counted, pg.Laplace(hyper=FIXED), 0, X, y=COUNTS)
+    assert abs(short.log_evidence - whole.log_evidence) > 1.0
+    with pytest.raises(pg.DataError, match="'short' ended as 'max_steps'"):
+        pg.compare_models({"whole": whole, "short": short})
 
 
 def partly_seen(X, y=None, seen=True, times=1.0):

@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 from rich.table import Table
 from scipy.special import logsumexp
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, Result
 from ppl_gp.gp import bare_shape, mask_of, unwrap
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.table import printed
@@ -115,9 +115,10 @@ def compare_models(
     ------
     DataError
         For fewer than two fits, and for a fit without an evidence (samplers, `Sample`, `Grid`, a
-        loaded file without observations) or with an improper prior. Also for different
-        observations, masks or `scale` handlers (streams must be one `Stream`), unknown names, and
-        priors that are not positive. Bounds and estimates together need `mixed=True`.
+        loaded file without observations), with an improper prior, or that did not end well. Also
+        for different observations, masks or `scale` handlers (streams must be one `Stream`),
+        unknown names, and priors that are not positive. Bounds and estimates together need
+        `mixed=True`.
 
     Notes
     -----
@@ -200,6 +201,11 @@ def _require_fits(fits) -> None:
                 f"compare_models(): '{name}' by {type(fit.method).__name__} has log evidence "
                 f"{fit.log_evidence}; Laplace(), EP(), VI() and SVGP() under MAP() or Fixed() have "
                 "one, if a Stream does not end early. Fits by draws can be compared by loo()."
+            )
+        if fit.result not in (Result.converged, Result.completed):
+            raise DataError(
+                f"compare_models(): '{name}' ended as '{fit.result}', so that its log evidence may "
+                f"be nats off: {fit.result.message}"
             )
 
 
