@@ -214,7 +214,7 @@ class Record:
         require_pairs(self.unpaired)
 
     def warn_of_others(self, verb: str) -> None:
-        """Warn of sites that score data without an entry per row: a call per row leaves them out."""
+        """Warn of sites that score data, not by row, which a call per row leaves out."""
         reading = self.model.reading
         apart = [k for k in reading.observed if reading.axis(k) is None]
         if others := [k for k in apart if k not in reading.predicted]:
