@@ -18,7 +18,7 @@ from ppl_gp.cli.run import NAMES
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results.compare import table
-from ppl_gp.results.compare.compare import _standard_error, compare
+from ppl_gp.results.compare.compare import _require_same_problem, _standard_error, compare
 from ppl_gp.results.compare.table import verdict
 from ppl_gp.results.compare.truth import importance_sampling
 from ppl_gp.results.predict import scores
@@ -171,9 +171,31 @@ def test_mixed_problems(small_fit):
         comparison.add("b", made_fit(other, HYPER, X, y=y))
     with pytest.raises(DataError, match=r"\['y'\] differ"):
         comparison.add("b", made_fit(classifier, HYPER, X, y=1 - y))
-    with pytest.raises(DataError, match=r"\['argument 0', 'y'\] differ"):
+    with pytest.raises(DataError, match=r"\['X', 'y'\] differ"):
         comparison.add("b", made_fit(classifier, HYPER, X[:-1], y=y[:-1]))
     assert list(comparison.fits) == ["ep"]
+
+
+def scaled(X, lengthscale=1.0, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def test_arguments_are_compared_by_name_with_their_defaults(tmp_path):
+    """Of every pair of calls those alone are one problem whose arguments have the same values."""
+    x, how = np.linspace(0.0, 3.0, 12), pg.Laplace(hyper=pg.Fixed())
+    calls = [((), {}), ((1.0,), {}), ((), {"lengthscale": 1.0})]
+    calls += [((0.2,), {}), ((), {"lengthscale": 0.2})]
+    fits = [pg.fit(scaled, how, 0, x, *args, y=np.sin(x), **named) for args, named in calls]
+    fits += [pg.load(fits[i].save(tmp_path / f"{i}.zip"), scaled) for i in (0, 3)]
+    short = [i in (3, 4, 6) for i in range(7)]
+    for (i, a), (j, b) in itertools.combinations(enumerate(fits), 2):
+        if short[i] == short[j]:
+            _require_same_problem({"a": a}, "b", b)
+            continue
+        with pytest.raises(DataError, match=r"\['lengthscale'\] differ"):
+            _require_same_problem({"a": a}, "b", b)
 
 
 def test_a_loaded_fit_is_scored_without_its_data(small_fit, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from rich.console import Group
 
 from ppl_gp.draws import Moments
 from ppl_gp.errors import DataError, ModelError, PplGpError
-from ppl_gp.reading.arguments import as_array
+from ppl_gp.reading.arguments import argument_names, as_array, parameters_of
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.results.compare import table
 from ppl_gp.results.compare.table import verdict
@@ -26,6 +27,7 @@ from ppl_gp.results.datatree import (
     training_moments,
 )
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.load import SavedMethod
 from ppl_gp.results.parts import effects
 from ppl_gp.results.predict import scores
 from ppl_gp.results.query.layout import with_observations
@@ -340,13 +342,25 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
             f"'{name}' fits {ours} and '{first}' fits {theirs}; compare fits of one model."
         )
     require_same_stream("compare", {first: other, name: fit})
-    by_name = lambda f: {f"argument {i}": x for i, x in enumerate(f.args)} | f.kwargs  # noqa: E731
-    ours, theirs = by_name(fit), by_name(other)
-    if differing := [k for k in ours if k in theirs and not _same(ours[k], theirs[k])]:
+    ours, theirs, absent = _given(fit), _given(other), object()
+    known = {**theirs, **ours}
+    if any(isinstance(f.method, SavedMethod) for f in (fit, other)):  # without observations
+        known = [k for k in ours if k in theirs]
+    same = lambda k: _same(ours.get(k, absent), theirs.get(k, absent))  # noqa: E731
+    if differing := [k for k in known if not same(k)]:
         raise DataError(
             f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit "
             "both to one."
         )
+
+
+def _given(fit: Fit) -> dict:
+    """{argument: value} of the call, by name, with defaults; of a loaded fit what it still has."""
+    given = dict(zip(argument_names(fit.model, len(fit.args)), fit.args, strict=True)) | fit.kwargs
+    left = {k: p.default for k, p in parameters_of(fit.model).items() if k not in given}
+    given |= {k: x for k, x in left.items() if x is not inspect.Parameter.empty}
+    is_loaded = isinstance(fit.method, SavedMethod)
+    return {k: x for k, x in given.items() if x is not None or not is_loaded}
 
 
 def _same(a, b) -> bool:
