@@ -70,8 +70,9 @@ def mixture(
     def step(carry, entry):
         before, total = carry
         draw, weight = entry
-        after = before + weight
-        return (after, _combine(total, component(draw), weight / after)), None
+        after, counts = before + weight, weight > 0  # a draw that does not may be NaN
+        mixed = _combine(total, component(draw), weight / jnp.where(counts, after, 1.0))
+        return (after, jax.tree.map(lambda x, old: jnp.where(counts, x, old), mixed, total)), None
 
     shape = jax.eval_shape(component, jax.tree.map(lambda x: x[0], draws))
     empty = jax.tree.map(_empty, shape, is_leaf=_is_moments)

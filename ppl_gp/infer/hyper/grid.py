@@ -53,6 +53,8 @@ _BALL = {1: 4.0, 2: 3.5, 3: 3.6}
 _REACH, _MOST = 16.0, 400  # standard deviations, and points, beyond which none is added
 _AT_ONCE = {3: 31}  # or a multiple are added, so that few sizes are compiled
 _MASS, _SPREAD = 3e-4, 4e-3  # of the mass and of a variance: shares of a point that counts
+_LEAST = -700.0  # of a log weight that is kept: its exponential is a number
+_LOST = 1e-3  # of the weight: a share of points that failed from which on it is reported
 _TOLD = 0.05, 0.2  # from which on shares that are left out are reported
 # of the two-level design in five factors, the columns that further factors are products of
 _PRODUCTS = ((0, 1, 2, 3, 4), (0, 1, 2), (0, 3, 4))
@@ -199,27 +201,33 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     points, log_design = beyond.points, beyond.log_design
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     solved = np.asarray(at.loss) < UNUSABLE
+    # where the method succeeds and the model says -inf, there is no weight to lose
+    excluded = (np.asarray(at.solution.code) == Result.converged.code) & np.isneginf(np.asarray(at.value))
     log_weights = np.where(solved, -np.asarray(at.loss), -np.inf) + log_design
     total = float(np.asarray(logsumexp(log_weights)))
     with np.errstate(invalid="ignore"):  # where no point was solved
         log_weights = log_weights - total
     names = [k for k, x in sorted(mode.hyper.items()) for _ in range(np.size(x))]
+    gaussian = log_design - 0.5 * np.sum(points**2, 1)
     reach = {
         "grid_points": len(points),
-        "grid_failed": int(np.sum(~solved)),
+        "grid_failed": warn_if_failed(~(solved | excluded), gaussian),
         "grid_effective": effective(log_weights),
-        "grid_effective_gaussian": effective(log_design - 0.5 * np.sum(points**2, 1)),
+        "grid_effective_gaussian": effective(gaussian),
         **({} if stretch is None else {"grid_stretch": stretch}),
         **warn_if_tails(beyond, names),
     }
+    # what failed has no q to mix; all points stay where all failed, as NaN is not below
+    used = ~(log_weights < _LEAST)
+    log_weights, points = log_weights[used], points[used]
     hyper = jax.vmap(lambda z: ascent.space.constrain(rebuild(centre + scales @ z)))(points)
-    site, sites = problem.site, at.solution.sites
-    kept, ratios, sound = kept_of_draws(problem.setting, hyper, sites)
+    site, solution = problem.site, jax.tree.map(lambda x: x[used], at.solution)
+    kept, ratios, sound = kept_of_draws(problem.setting, hyper, solution.sites)
     half = 0.5 * len(centre) * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
     return problem.fit(
         draws=Draws(hyper, {}, {site: kept}, jnp.asarray(log_weights)),
         log_evidence=None,
-        result=_ended(result, reach, total) if np.all(sound[solved]) else Result.nonfinite,
+        result=_ended(result, reach, total) if np.all(sound) else Result.nonfinite,
         stats={
             **mode.stats,
             **warn_if_wide(problem.method, ratios, np.exp(log_weights)),
@@ -227,7 +235,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),
             "steps": int(mode.solution.steps),
-            "residual": float(jnp.max(at.solution.residual)),
+            "residual": float(jnp.max(solution.residual)),
         },
         sampled=True,
     )
@@ -346,6 +354,19 @@ def compared(ask: Callable, values: Callable, points, log_design, scales: np.nda
     left = (most - variances(points, log_design, fall)) / np.maximum(most, 1e-300)
     worst = int(np.argmax(left))
     return Lattice(points, log_design, fall, np.nan, max(float(left[worst]), 0.0), worst)
+
+
+def warn_if_failed(failed: np.ndarray, log_gaussian: np.ndarray) -> int:
+    """How many points failed, and a warning where a Gaussian at the mode gives them weight."""
+    weights, num = np.exp(log_gaussian), int(np.sum(failed))
+    if (share := np.sum(weights, where=failed) / np.sum(weights)) > _LOST:
+        warn(
+            f"Grid(): the method failed at {num} of {len(failed)} values of the hyperparameters, "
+            f"which are left out. They have about {share:.1%} of the posterior's weight (of a "
+            "Gaussian at the mode), so intervals may be too narrow. Raise max_steps of the method, "
+            "or compare with NUTS()."
+        )
+    return num
 
 
 def warn_if_tails(found: Lattice, names: list[str]) -> dict[str, float]:
