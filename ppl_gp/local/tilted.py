@@ -63,8 +63,9 @@ def cavity(q: Marginals, sites: PseudoLikelihood, power: float) -> Cavity:
         precision = 1.0 / q.variance - power * sites.nat2
         proper = precision > 1e-10 / q.variance
         precision = jnp.where(proper, precision, 1.0 / q.variance)
-        nat1 = q.mean / q.variance - jnp.where(proper, power * sites.nat1, 0.0)
-        return Cavity(precision, nat1 / precision, proper)
+        # exactly q's mean where the site is flat: of a tiny variance, all but that has no digits
+        away = jnp.where(proper, power * (sites.nat2 * q.mean - sites.nat1), 0.0) / precision
+        return Cavity(precision, q.mean + away, proper)
     whole = small.inverse(front(q.variance))
     proper = small.is_definite(whole - power * front(sites.nat2))
     share = jnp.where(proper, power, 0.0)

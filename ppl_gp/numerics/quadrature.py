@@ -126,8 +126,8 @@ def sinh_nodes(
         centres = centres._replace(used=centres.used & ~(few & breaks))
     several = jnp.any(centres.used[1:])
     x, log_spacing = lax.cond(several, lambda: _shared(centres, reach, single), lambda: single)
-    f = first + x
-    return f, normal_log_pdf(f, mean, variance) + log_spacing
+    # not of f - mean, which may have no digits
+    return first + x, normal_log_pdf(x, mean - first, variance) + log_spacing
 
 
 def _reach(mean, variance, centre, tilt):
@@ -194,19 +194,18 @@ def panel_nodes(nodes: Float[Array, "Q N"], mean, variance):
     Gauss and Legendre between any two of them, and of `_UNIFORM` more that are equally spaced.
     """
     even = jnp.linspace(-TAIL, TAIL, _UNIFORM, dtype=nodes.dtype)[:, None]
-    edges = jnp.sort(jnp.concatenate([nodes, mean + jnp.sqrt(variance) * even]), 0)
+    edges = jnp.sort(jnp.concatenate([nodes - mean, jnp.sqrt(variance) * even]), 0)
     at, weight = (jnp.asarray(a, nodes.dtype)[:, None, None] for a in _legendre(4))
     half = 0.5 * (edges[1:] - edges[:-1])
-    f = 0.5 * (edges[1:] + edges[:-1]) + half * at
-    log_w = normal_log_pdf(f, mean, variance) + jnp.log(half * weight)
-    return tuple(jnp.reshape(a, (-1, *nodes.shape[1:])) for a in (f, log_w))
+    x = 0.5 * (edges[1:] + edges[:-1]) + half * at
+    log_w = normal_log_pdf(x, 0.0, variance) + jnp.log(half * weight)
+    return tuple(jnp.reshape(a, (-1, *nodes.shape[1:])) for a in (mean + x, log_w))
 
 
 def nodes_around(mean, variance, centre, scale, num: int, tilt: float = 0.0):
     """As `sinh_nodes` with one centre, (N,), for all data."""
     x, log_spacing = _spread(scale, _reach(mean, variance, centre, tilt), num)
-    f = centre + x
-    return f, normal_log_pdf(f, mean, variance) + log_spacing
+    return centre + x, normal_log_pdf(x, mean - centre, variance) + log_spacing
 
 
 def _shared(centres: Centres, reach, single):

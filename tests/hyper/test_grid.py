@@ -413,7 +413,8 @@ def test_a_shell_is_told_from_a_gaussian(tilt):
 @pytest.mark.parametrize(("below", "failed"), [(-np.inf, 0), (np.nan, 4)])
 def test_points_that_fail_leave_the_mixture_of_the_others(below, failed, recwarn):
     """The first ones of the lattice, below a floor of the noise: none by a constraint of the model,
-    and by a failure that is reported: 4 of 16 steps in 8 sd, of 1.1 % by a normal table. Moments by quadrature over the noise, to 2 % of an sd.
+    and by a failure that is reported, with the share of a Gaussian below -2.25 sd (4 steps of 0.5).
+    Moments by quadrature over the noise, to 2 % of an sd.
     """
 
     def floored(x, y=None):

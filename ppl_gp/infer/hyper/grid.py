@@ -202,7 +202,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     solved = np.asarray(at.loss) < UNUSABLE
     # where the method succeeds and the model says -inf, there is no weight to lose
-    excluded = (np.asarray(at.solution.code) == Result.converged.code) & np.isneginf(np.asarray(at.value))
+    excluded = np.isneginf(at.value) & (np.asarray(at.solution.code) == Result.converged.code)
     log_weights = np.where(solved, -np.asarray(at.loss), -np.inf) + log_design
     total = float(np.asarray(logsumexp(log_weights)))
     with np.errstate(invalid="ignore"):  # where no point was solved
