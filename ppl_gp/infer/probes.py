@@ -39,8 +39,19 @@ from ppl_gp.sparse.bound import Batch
 
 
 def probe_finite(log_lik: JointLogLikelihood, shapes: dict) -> None:
-    """Raise `DataError` where terms or slopes are not finite at random f, {site: shape}. O(N)."""
-    require_finite(_finite(log_lik, tuple(shapes.items()), random.key(7)), "", "random values of f")
+    """Raise `DataError` where terms or slopes are not finite at random f, {site: shape}, O(N), or
+    terms of no row at many draws: a constraint of hyperparameters may exclude the first.
+    """
+    rows, shared = _finite(log_lik, tuple(shapes.items()), random.key(7))
+    require_finite(rows, "", "random values of f")
+    found = {} if shared else _terms_of_no_row(log_lik, random.key(8))
+    if found and not np.any(np.all(np.stack([*found.values()]), 0)):
+        names = [k for k, finite in found.items() if not np.any(finite)] or [*found]
+        raise DataError(
+            f"the log density of site(s) {names}, numpyro.factor or observations of no row, is not "
+            f"finite at {_DRAWS} draws of the hyperparameters. If it is a constraint, choose "
+            "priors that mostly satisfy it, or start inside it by hyper=MAP(init={...})."
+        )
 
 
 @quick_jit
@@ -48,7 +59,22 @@ def _finite(log_lik: JointLogLikelihood, shapes: tuple, key):
     keys = random.split(key, 2)
     f = {k: random.normal(random.fold_in(keys[0], i), s) for i, (k, s) in enumerate(shapes)}
     slopes = jax.jvp(log_lik, (f,), (jax.tree.map(jnp.ones_like, f),))[1]
-    return jnp.isfinite(log_lik(f) + log_lik.shared(f)) & ~jnp.isnan(slopes)
+    return jnp.isfinite(log_lik(f)) & ~jnp.isnan(slopes), jnp.isfinite(log_lik.shared(f))
+
+
+@quick_jit
+def _terms_of_no_row(log_lik: JointLogLikelihood, key) -> dict:
+    """{observed site of no row: whether its term is finite, at draws of the prior}."""
+    first = log_lik.trace(None)
+    drawn = [k for k in roles(first).hyper if not cannot_be_drawn(first[k])]
+    known = {k: x for k, x in log_lik.hyper.items() if k not in drawn}
+
+    def one(key):
+        trace = run(log_lik.model, log_lik.args, log_lik.kwargs, known, key=key)
+        terms = {k: log_prob_per_datum(trace[k]) for k in roles(trace).observed}
+        return {k: jnp.isfinite(x) for k, x in terms.items() if not x.ndim}
+
+    return jax.lax.map(one, random.split(key, _DRAWS))
 
 
 def is_additive(log_lik: Callable, shapes: dict) -> bool:

@@ -467,3 +467,27 @@ def test_a_search_survives_a_first_value_without_digits():
     fit = _basin(0.0, init={"level": 1e200})
     assert fit.result == Result.converged
     assert fit.stats["log_posterior"] >= _basin(0.0).stats["log_posterior"] - 1e-6
+
+
+def constrained(floor):
+    def model(x, y=None):
+        s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
+        numpyro.factor("floor", jnp.where(s < floor, -jnp.inf, 0.0))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(f, s), obs=y)
+
+    return model
+
+
+def test_a_constraint_of_hyperparameters_is_not_judged_at_one_draw():
+    """The maximum lies inside, where the constraint changes nothing; one that holds nowhere is
+    named, and no row of the data.
+    """
+    x = np.linspace(0.0, 3.0, 12)
+    y = np.sin(x) + 0.6 * np.random.default_rng(0).normal(size=12)
+    free, inside = (pg.fit(constrained(s), pg.Laplace(), 0, x, y=y) for s in (0.0, 0.25))
+    np.testing.assert_allclose(inside.hyper["s"], free.hyper["s"], rtol=1e-4)
+    np.testing.assert_allclose(inside.log_evidence, free.log_evidence, atol=1e-6)
+    with pytest.raises(pg.DataError, match=r"site\(s\) \['floor'\].* is not finite at 20 draws"):
+        pg.fit(constrained(50.0), pg.Laplace(), 0, x, y=y)
