@@ -117,7 +117,7 @@ def sinh_nodes(
     first, scale = centres.at[0], centres.scale[0]
     reach = _reach(mean, variance, first, tilt)
     single = _spread(scale, reach, num)
-    if split:
+    if split and num >= 2 * _PIECES - 1:  # a node for each piece, and the breaks
         breaks = (centres.used & (centres.scale < _BREAK * jnp.sqrt(variance))).at[0].set(False)
         few = jnp.any(breaks, 0) & (jnp.sum(breaks, 0) < _PIECES)
         few &= ~jnp.any((centres.used & ~breaks)[1:], 0)

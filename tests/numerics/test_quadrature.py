@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_gp.draws import Moments
-from ppl_gp.local.tilted import tilted_gaussian, tilted_probit, tilted_quadrature
+from ppl_gp.local.tilted import Cavity, tilted_gaussian, tilted_probit, tilted_quadrature
 from ppl_gp.numerics.modes import derivatives, tilted_mode
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_ndtr
 from ppl_gp.results.integrals import cubature
@@ -141,3 +141,18 @@ def test_moments_of_one_row_do_not_depend_on_its_companions():
     each = jax.jit(lambda rows: jax.lax.map(moments, rows))((mean, variance))
     np.testing.assert_allclose(each.mean[:, 0], mean, atol=1e-10)
     np.testing.assert_allclose(each.variance[:, 0], variance + 0.16, rtol=1e-9)
+
+
+@pytest.mark.parametrize("num", [2, 3, 4, 5])
+def test_the_fewest_nodes_are_judged_at_a_kink(num):
+    """They are too few to go from break to break, and their error is estimated as no less than it
+    is: log E[N(1; |f|, 1)] by 4001 equally spaced nodes.
+    """
+    kinked = lambda f: -0.5 * (1.0 - jnp.abs(f)) ** 2  # noqa: E731
+    mean, variance = jnp.array([0.3, -2.0]), jnp.array([1.0, 4.0])
+    found = tilted_quadrature(kinked, mean, variance, num=num, split=True)
+    z = np.linspace(-10.0, 10.0, 4001)[:, None]
+    exact = np.log(np.mean(np.exp(kinked(mean + np.sqrt(variance) * z) - 0.5 * z**2), 0) * 20.0)
+    off = np.abs(found.log_z - exact + 0.5 * np.log(2.0 * np.pi))
+    error = found.error(kinked, Cavity(1.0 / variance, mean, jnp.ones(2, bool)))
+    assert np.all(off <= error) and np.all(np.isfinite(error))
