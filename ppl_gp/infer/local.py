@@ -198,6 +198,12 @@ def _space(problem: LocalProblem) -> Space:
             f"Laplace(hyper={method.hyper!r}): the model has no GP, and no linear predictor was "
             "found, so that all latents are taken together, by hyper=MAP() or Fixed({...})" + held
         )
+    if named := getattr(method.hyper, "maximise", ()):
+        raise DataError(
+            f"Laplace(hyper=MAP(maximise={named!r})): the model has no linear predictor, so that "
+            "one Gaussian takes all latents, and none is maximised by itself. Leave maximise out, "
+            "or give values to keep fixed, hyper=Fixed({...})."
+        )
     if not (*problem.found.hyper, *problem.found.local_latents):
         require_gp(problem.found, trace)
     require_samplable(model, trace, problem.args, problem.kwargs, "Laplace()")

@@ -169,6 +169,13 @@ def test_sites_can_be_held(fits):
     assert held.log_evidence != pytest.approx(fits["robust"].log_evidence)
 
 
+def test_no_site_is_maximised_by_itself():
+    """It was integrated with the others, and `maximise` had no effect."""
+    method = pg.Laplace(integrate=(), hyper=pg.MAP(maximise=("level",)))
+    with pytest.raises(pg.DataError, match=r"MAP\(maximise=\('level',\)\)\): the model has no lin"):
+        pg.fit(robust, method, 0, X, y=REAL)
+
+
 def test_a_start_of_ones_own():
     init = {"rate": 50.0}
     fit = pg.fit(rate_of_counts, pg.Laplace(hyper=pg.MAP(init=init)), 0, X, y=COUNTS)
