@@ -89,12 +89,33 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)
     fit = infer_hyper(method.hyper, problem)
+    if isinstance(method, Laplace):
+        _warn_if_steps(fit, problem)
     if fit.result is Result.nonfinite and "caution" not in fit.stats:
         there = read(model, *args, hyper=fit.draws.at(0).known, **kwargs).prior
         fit.stats |= {k: x for k, x in {"caution": wide_column(there)}.items() if x}
     return fit
 
 
+def _warn_if_steps(fit: Fit, problem: LocalProblem) -> None:
+    """Where Laplace's sites are all flat, q is f's prior: of a step function, also with many data."""
+    sites: Any = fit.draws.kept[problem.site]
+    if np.any(sites.sites.nat1) or np.any(sites.sites.nat2):
+        return
+    factors = problem.setting.factors(fit.draws.at(0).known)
+    f, sd = jnp.ravel(factors.prior.mean), jnp.sqrt(jnp.ravel(factors.prior.variance))
+    here, up, down = (factors.log_lik(f + k * sd) for k in (0.0, 1.0, -1.0))
+    rise = float(jnp.max(jnp.maximum(jnp.abs(up - here), jnp.abs(down - here))))
+    if rise > _STEP:
+        warn(
+            "Laplace(): the likelihood has no slope and no curvature at the mode in any row, as a "
+            f"step function of f has none. The posterior is the prior, although within one sd a "
+            f"row's log-likelihood changes by {rise:.2g} nats. The evidence is off by up to as "
+            "much per row. Use EP()."
+        )
+
+
+_STEP = 1e-2  # nats, by which a log-likelihood without a slope may change within one sd
 MAX_LATENTS = 3000  # entries of all sites: H has their square
 _DRAWS = 1000  # of q that a fit keeps, half of them the mirror images of the others
 _HALVINGS = 30  # of a Newton step that does not gain

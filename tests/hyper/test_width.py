@@ -68,3 +68,23 @@ def test_it_is_told_where_the_posterior_of_the_hyperparameters_goes_there(hyper)
         fit = pg.fit(heteroscedastic, pg.Laplace(hyper=hyper), 0, x, y=y, throw=False)
     wide = any("times as wide" in str(w.message) for w in told)
     assert wide == (fit.stats["widest"] > 2.0)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_it_is_told_where_a_likelihood_is_a_step_function(told):
+    """Whose rows change by log 9 at a step, where no slope says so: the posterior was the prior
+    without a word. Rows that are masked have no slope either, and nothing to say.
+    """
+    x = np.linspace(0.0, 3.0, 20)
+
+    def step(x, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
+        with numpyro.plate("data", len(x)), numpyro.handlers.mask(mask=told):
+            numpyro.sample("y", dist.Bernoulli(probs=jnp.where(f > 0, 0.9, 0.1)), obs=y)
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        pg.fit(step, pg.Laplace(hyper=pg.Fixed({})), 0, x, y=(np.sin(2.0 * x) > 0).astype(int))
+    texts = [str(w.message) for w in seen if "step function" in str(w.message)]
+    assert len(texts) == told
+    assert all(f"changes by {np.log(9.0):.2g} nats" in t and "Use EP()" in t for t in texts)
