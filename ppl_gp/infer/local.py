@@ -98,24 +98,21 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
 
 
 def _warn_if_steps(fit: Fit, problem: LocalProblem) -> None:
-    """Where Laplace's sites are all flat, q is f's prior: of a step function, also with many data."""
-    sites: Any = fit.draws.kept[problem.site]
-    if np.any(sites.sites.nat1) or np.any(sites.sites.nat2):
+    """Where all sites are flat, q is f's prior, to which a step function need not be flat."""
+    kept: Any = fit.draws.kept[problem.site]
+    if np.any(kept.sites.nat1) or np.any(kept.sites.nat2):
         return
     factors = problem.setting.factors(fit.draws.at(0).known)
     f, sd = jnp.ravel(factors.prior.mean), jnp.sqrt(jnp.ravel(factors.prior.variance))
-    here, up, down = (factors.log_lik(f + k * sd) for k in (0.0, 1.0, -1.0))
-    rise = float(jnp.max(jnp.maximum(jnp.abs(up - here), jnp.abs(down - here))))
-    if rise > _STEP:
+    at = jnp.stack([factors.log_lik(f + k * sd) for k in (-1.0, 0.0, 1.0)])
+    if (rise := float(jnp.max(jnp.ptp(at, 0)))) > 1e-2:
         warn(
-            "Laplace(): the likelihood has no slope and no curvature at the mode in any row, as a "
-            f"step function of f has none. The posterior is the prior, although within one sd a "
-            f"row's log-likelihood changes by {rise:.2g} nats. The evidence is off by up to as "
-            "much per row. Use EP()."
+            "Laplace(): the likelihood is flat at the mode in all rows, as a step function is. The "
+            f"posterior is the prior, although a row's log-likelihood changes by {rise:.2g} nats "
+            "within one sd, and the evidence is off by up to that per row. Use EP()."
         )
 
 
-_STEP = 1e-2  # nats, by which a log-likelihood without a slope may change within one sd
 MAX_LATENTS = 3000  # entries of all sites: H has their square
 _DRAWS = 1000  # of q that a fit keeps, half of them the mirror images of the others
 _HALVINGS = 30  # of a Newton step that does not gain
@@ -221,9 +218,8 @@ def _space(problem: LocalProblem) -> Space:
         )
     if named := getattr(method.hyper, "maximise", ()):
         raise DataError(
-            f"Laplace(hyper=MAP(maximise={named!r})): the model has no linear predictor, so that "
-            "one Gaussian takes all latents, and none is maximised by itself. Leave maximise out, "
-            "or give values to keep fixed, hyper=Fixed({...})."
+            f"Laplace(hyper=MAP(maximise={named!r})): the model has no linear predictor, and one "
+            "Gaussian takes all latents. Leave maximise out, or fix sites, hyper=Fixed({...})."
         )
     if not (*problem.found.hyper, *problem.found.local_latents):
         require_gp(problem.found, trace)

@@ -48,9 +48,9 @@ def probe_finite(log_lik: JointLogLikelihood, shapes: dict) -> None:
     if found and not np.any(np.all(np.stack([*found.values()]), 0)):
         names = [k for k, finite in found.items() if not np.any(finite)] or [*found]
         raise DataError(
-            f"the log density of site(s) {names}, numpyro.factor or observations of no row, is not "
-            f"finite at {_DRAWS} draws of the hyperparameters. If it is a constraint, choose "
-            "priors that mostly satisfy it, or start inside it by hyper=MAP(init={...})."
+            f"the log density of site(s) {names}, which belong to no row, is not finite at any of "
+            f"{_DRAWS} draws of the hyperparameters. If it is a constraint, choose priors that "
+            "satisfy it more often, or give a start that does, init={...}."
         )
 
 

@@ -489,5 +489,5 @@ def test_a_constraint_of_hyperparameters_is_not_judged_at_one_draw():
     free, inside = (pg.fit(constrained(s), pg.Laplace(), 0, x, y=y) for s in (0.0, 0.25))
     np.testing.assert_allclose(inside.hyper["s"], free.hyper["s"], rtol=1e-4)
     np.testing.assert_allclose(inside.log_evidence, free.log_evidence, atol=1e-6)
-    with pytest.raises(pg.DataError, match=r"site\(s\) \['floor'\].* is not finite at 20 draws"):
+    with pytest.raises(pg.DataError, match=r"site\(s\) \['floor'\], .* at any of 20 draws"):
         pg.fit(constrained(50.0), pg.Laplace(), 0, x, y=y)

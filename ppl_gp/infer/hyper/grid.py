@@ -361,10 +361,9 @@ def warn_if_failed(failed: np.ndarray, log_gaussian: np.ndarray) -> int:
     weights, num = np.exp(log_gaussian), int(np.sum(failed))
     if (share := np.sum(weights, where=failed) / np.sum(weights)) > _LOST:
         warn(
-            f"Grid(): the method failed at {num} of {len(failed)} values of the hyperparameters, "
-            f"which are left out. They have about {share:.1%} of the posterior's weight (of a "
-            "Gaussian at the mode), so intervals may be too narrow. Raise max_steps of the method, "
-            "or compare with NUTS()."
+            f"Grid(): the method failed at {num} of {len(failed)} points, which are left out. A "
+            f"Gaussian at the mode has {share:.1%} of its weight there, so intervals may be too "
+            "narrow. Raise max_steps of the method, or compare with NUTS()."
         )
     return num
 
