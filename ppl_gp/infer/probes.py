@@ -50,7 +50,7 @@ def probe_finite(log_lik: JointLogLikelihood, shapes: dict) -> None:
         raise DataError(
             f"the log density of site(s) {names}, which belong to no row, is not finite at any of "
             f"{_DRAWS} draws of the hyperparameters. If it is a constraint, choose priors that "
-            "satisfy it more often, or give a start that does, init={...}."
+            "satisfy it more often, or a local method with hyper=MAP(init={...})."
         )
 
 
