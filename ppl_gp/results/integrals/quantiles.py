@@ -113,8 +113,8 @@ def _of_gaussians(mean, variance, log_weights, p):
 
     def F(x):
         def below(x):  # what a draw knows exactly is one step
-            z = (x - mean) / jnp.where(sd > 0, sd, 1.0)
-            return jnp.sum(w * jnp.where(sd > 0, ndtr(z), x >= mean), 0)
+            share: Array = ndtr((x - mean) / jnp.where(sd > 0, sd, 1.0))
+            return jnp.sum(w * jnp.where(sd > 0, share, x >= mean), 0)
 
         return jax.lax.map(below, x)
 
