@@ -222,9 +222,10 @@ def test_weights_of_a_grid_are_those_of_its_design(monkeypatch):
     loss = 0.5 * np.sum(points**2, 1) - 4.0
     rebuilt = SimpleNamespace(unconstrain=lambda x: x, constrain=lambda x: x)
     asked = SimpleNamespace(method=pg.Laplace(), setting=None, site="f", fit=SimpleNamespace)
-    solution = SimpleNamespace(sites=None, steps=1, residual=jnp.zeros(()))
+    zeros = {"residual": jnp.zeros(25), "code": np.full(25, pg.Result.converged.code)}
+    solution = SimpleNamespace(sites=None, steps=1, **zeros)
     mode = SimpleNamespace(hyper={"x": jnp.zeros(4)}, stats={}, solution=solution)
-    at = SimpleNamespace(loss=jnp.asarray(loss), solution=solution)
+    at = SimpleNamespace(loss=jnp.asarray(loss), value=-loss, solution=solution)
     beyond, ended = Lattice(points, log_design, loss, 0.0, 0.0, 0), pg.Result.converged
     laid = (S, np.ones(8), beyond, ended, at)
     fit = unwrap(grid._fit)(asked, SimpleNamespace(space=rebuilt), mode, laid)

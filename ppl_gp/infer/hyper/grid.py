@@ -221,8 +221,8 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     used = ~(log_weights < _LEAST)
     log_weights, points = log_weights[used], points[used]
     hyper = jax.vmap(lambda z: ascent.space.constrain(rebuild(centre + scales @ z)))(points)
-    site, solution = problem.site, jax.tree.map(lambda x: x[used], at.solution)
-    kept, ratios, sound = kept_of_draws(problem.setting, hyper, solution.sites)
+    site, sites = problem.site, jax.tree.map(lambda x: x[used], at.solution.sites)
+    kept, ratios, sound = kept_of_draws(problem.setting, hyper, sites)
     half = 0.5 * len(centre) * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
     return problem.fit(
         draws=Draws(hyper, {}, {site: kept}, jnp.asarray(log_weights)),
@@ -235,7 +235,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),
             "steps": int(mode.solution.steps),
-            "residual": float(jnp.max(solution.residual)),
+            "residual": float(jnp.max(at.solution.residual[used])),
         },
         sampled=True,
     )
