@@ -129,7 +129,7 @@ def loo(fit: Record) -> "ELPDData":
             "loo() needs observed sites with a density for each datum. A saved fit does not hold "
             "its observations (call loo() before saving); a numpyro.factor belongs to no datum."
         )
-    _require_spread(fit)
+    fit.require_spread()
     fit.warn_of_others("loo")
     if own := own_effects(fit):
         raise ModelError(
@@ -144,16 +144,6 @@ def loo(fit: Record) -> "ELPDData":
             f"loo() weighs 1000 draws of {data.num} data; score held-out data by log_density."
         )
     return _corrected(fit, data) if can_be_corrected(fit, data.num) else _by_draws(fit, sites, data)
-
-
-def _require_spread(fit: Record) -> None:
-    """Raise `DataError` if q is a point: its draws have equal weights, whatever a datum adds."""
-    free = {k for k, x in fit.hyper.items() if np.asarray(x).dtype.kind == "f"}
-    if fit.sampled and not fit.latent and free and free <= fit.points:
-        raise DataError(
-            f"loo(): q of {type(fit.method).__name__} is a point of {sorted(free)}, which weights "
-            "cannot move. Fit by a guide with a spread, or score held-out data by log_density."
-        )
 
 
 class _Data(NamedTuple):

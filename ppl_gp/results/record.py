@@ -11,7 +11,7 @@ import numpy as np
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws, Mixture
-from ppl_gp.errors import ONE_TERM, ModelError, Result, warn
+from ppl_gp.errors import ONE_TERM, DataError, ModelError, Result, warn
 from ppl_gp.frames.names import Names
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import FromInducing, Kept
@@ -227,6 +227,16 @@ class Record:
             warn(
                 f"{verb}() leaves out the factors {summed}, which see observations and are one "
                 f"number for all rows. {ONE_TERM}"
+            )
+
+    def require_spread(self) -> None:
+        """Raise `DataError` if q is a point: its draws have equal weights, whatever a datum adds."""
+        free = {k for k, x in self.hyper.items() if np.asarray(x).dtype.kind == "f"}
+        if self.sampled and not self.latent and free and free <= self.points:
+            raise DataError(
+                f"loo(): q of {type(self.method).__name__} is a point of {sorted(free)}, which "
+                "weights cannot move. Fit by a guide with a spread, or score held-out data by "
+                "log_density."
             )
 
     @property
