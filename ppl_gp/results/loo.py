@@ -129,7 +129,7 @@ def loo(fit: Record) -> "ELPDData":
             "loo() needs observed sites with a density for each datum. A saved fit does not hold "
             "its observations (call loo() before saving); a numpyro.factor belongs to no datum."
         )
-    fit.require_spread()
+    fit.require_spread("loo")
     fit.warn_of_others("loo")
     if own := own_effects(fit):
         raise ModelError(

@@ -98,7 +98,7 @@ class Record:
         if not self.sampled:
             return frozenset(self.hyper)
         one = lambda x: len(x) > 1 and x.dtype.kind == "f" and np.all(x == x[0])  # noqa: E731
-        known = {} if self.by_chains else self.hyper
+        known = {k: x for k, x in self.hyper.items() if hasattr(x, "dtype") and not self.by_chains}
         return frozenset(k for k, x in known.items() if one(np.asarray(x)))
 
     @property
@@ -213,6 +213,15 @@ class Record:
         self.require_untied()
         require_pairs(self.unpaired)
 
+    def require_spread(self, verb: str) -> None:
+        """Raise `DataError` if q is a point: its draws have equal weights, whatever they leave."""
+        free = {k for k, x in self.hyper.items() if np.asarray(x).dtype.kind == "f"}
+        if self.sampled and not self.latent and free and free <= self.points:
+            raise DataError(
+                f"{verb}(): q of {type(self.method).__name__} is a point of {sorted(free)}, which "
+                "weights cannot move. Fit with a spread, or score held-out data by log_density."
+            )
+
     def warn_of_others(self, verb: str) -> None:
         """Warn of sites that score data, not by row, which a call per row leaves out."""
         reading = self.model.reading
@@ -227,16 +236,6 @@ class Record:
             warn(
                 f"{verb}() leaves out the factors {summed}, which see observations and are one "
                 f"number for all rows. {ONE_TERM}"
-            )
-
-    def require_spread(self) -> None:
-        """Raise `DataError` if q is a point: its draws have equal weights, whatever a datum adds."""
-        free = {k for k, x in self.hyper.items() if np.asarray(x).dtype.kind == "f"}
-        if self.sampled and not self.latent and free and free <= self.points:
-            raise DataError(
-                f"loo(): q of {type(self.method).__name__} is a point of {sorted(free)}, which "
-                "weights cannot move. Fit by a guide with a spread, or score held-out data by "
-                "log_density."
             )
 
     @property
