@@ -113,8 +113,9 @@ def _of_gaussians(mean, variance, log_weights, p):
 
     def F(x):
         def below(x):  # what a draw knows exactly is one step
-            share: Array = ndtr((x - mean) / jnp.where(sd > 0, sd, 1.0))
-            return jnp.sum(w * jnp.where(sd > 0, share, x >= mean), 0)
+            share = ndtr((x - mean) / jnp.where(sd > 0, sd, 1.0))
+            found: Array = jnp.where(sd > 0, share, x >= mean)
+            return jnp.sum(w * found, 0)
 
         return jax.lax.map(below, x)
 
