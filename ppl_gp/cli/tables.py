@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, warn
 from ppl_gp.frames.opened import reads_as_float
 
 # Narrower than Python's float(), which also reads 1_000, nan and digits of other scripts.
@@ -91,6 +91,10 @@ def read_csv(path: str | Path) -> Columns:
         raise DataError(f"{path} is empty; give a CSV file with a header and one row per datum.")
     _require_commas(path, lines[0], rows[0])
     numbered = len(rows[0]) > 1 and rows[0] == [str(i) for i in range(len(rows[0]))]
+    if numbered:
+        warn(
+            f"{path}: the first row, {','.join(rows[0])}, is taken for pandas' numbers of columns."
+        )
     if all(map(is_number, rows[0])) and not numbered:
         header, lines = [f"x{i}" for i in range(len(rows[0]))], [0, *lines]
     else:

@@ -126,10 +126,9 @@ def opened(
 
         if missing := [k for k in columns if k not in value]:
             raise DataError(f"{path} lacks the columns {missing}: the fit was made with {columns}.")
-        num = max(1, *(np.size(value[k]) for k in columns))
-        every = {
-            k: np.repeat(x, 1 if np.ndim(x) else num) for k, x in value.items() if k in columns
-        }
+        every = {k: np.asarray(value[k]) for k in columns}  # by place, not by a Series' labels
+        num = max(x.size for x in every.values())
+        every = {k: x if x.ndim else np.repeat(x, num) for k, x in every.items()}
         if unlike := [k for k, x in every.items() if len(x) != num]:
             raise DataError(f"{path}: columns {unlike} have not as many entries as others, {num}.")
         value = pandas.DataFrame(every)

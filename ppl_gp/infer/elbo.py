@@ -164,9 +164,11 @@ class Particle(NamedTuple):
         trace = rerun({})
         require_guide(drawn, trace, "ELBO")
         structure = layers(roles(trace), trace, rerun)
-        # moments and copies are of each row; one draw of latents is of all rows
-        if structure.gps or self.layers.num_importance > 1:
-            self.model.reading.require_pointwise("ELBO", structure.gps)
+        # moments and copies are of each row; one draw of f or of latents is of all rows
+        sparse = [k for k in structure.gps if isinstance(unwrap(drawn[k]["fn"]), SparseMarginals)]
+        latents = structure.latents if self.layers.num_importance > 1 else ()
+        if sparse or latents:
+            self.model.reading.require_pointwise("ELBO", (*sparse, *latents))
         self.model.reading.require_apart("without subsample_size", drawn=True)
         return _Given(structure, frozenset(data_plates(trace)), _num_data(trace))
 

@@ -316,10 +316,13 @@ def _climb(joint: Joint, start, tol, max_steps: int) -> Mode:
 
 
 def _best(modes: list[Mode], tol: float) -> tuple[Mode, Result]:
-    """The highest of the proper modes, or where there is none of all points, and what it is."""
+    """The highest of the proper modes, or where there is none of all points, and what it is. A mode
+    is proper too where half of the squared decrement, what a step gains, is lost by rounding.
+    """
     values = np.asarray([float(m.value) for m in modes])
-    near = max(tol, 1e3 * float(np.finfo(np.asarray(modes[0].u).dtype).eps))
-    proper = np.asarray([float(m.decrement) <= near for m in modes])
+    eps = float(np.finfo(np.asarray(modes[0].u).dtype).eps)
+    near = np.maximum(max(tol, 1e3 * eps), np.sqrt(20.0 * eps * (1.0 + np.abs(values))))
+    proper = np.asarray([float(m.decrement) for m in modes]) <= near
     ranked = np.where(np.isfinite(values), values, -np.inf)
     best = modes[int(np.argmax(np.where(proper, ranked, -np.inf) if proper.any() else ranked))]
     if not np.isfinite(float(best.value)):

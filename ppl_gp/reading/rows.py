@@ -142,7 +142,7 @@ class _Reader:
         self.labels = labels = LabelRules(frozenset(self.counts))
         self.given = {p: labels.argument(x.shape, free=False) for p, x in self.arrays.items()}
         self.values = {
-            k: [labels.argument(x.shape, free=bool(x.shape)) for x in jax.tree.leaves(v)]
+            k: [labels.argument(x.shape, free=True) for x in jax.tree.leaves(v)]
             for k, v in self.base.values.items()
         }
         named = {ARGUMENT + p: [v] for p, v in self.given.items()}

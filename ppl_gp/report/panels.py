@@ -84,9 +84,10 @@ def draw_band(ax, x, mean, ends, color="black", dashes="-", label="mean"):
 def draw_bars(ax, x, mean, ends, color="black", marker="o", label="mean"):
     """A point and a bar at each of a few values, x (M,), mean (M,), ends (2, M)."""
     told = f"{label}, 95 % interval" if label in ("mean", "median") else label
-    middle, half = np.mean(ends, 0), 0.5 * np.abs(ends[1] - ends[0])  # a mean may lie outside
-    ax.errorbar(x, middle, half, fmt="none", ecolor=color, capsize=3)
-    ax.plot(x, mean, marker, color=color, label=told)
+    middle, half = np.mean(ends, 0), 0.5 * np.abs(ends[1] - ends[0])
+    drawn = ax.errorbar(x, middle, half, fmt=marker, color=color, capsize=3, label=told)
+    drawn.lines[0].set_ydata(mean)  # which may lie outside
+    ax.update_datalim(np.stack([x, mean], 1))
 
 
 def draw_classes(ax, x, probs, data_x, y, levels=None, marker=""):

@@ -503,10 +503,11 @@ def plot_effects(fit: Fit, sites: Sequence[str] | None = None) -> "Figure":
     for ax, site in zip(axes[0], shown, strict=True):
         part = table.loc[entries[site]]
         place = np.arange(len(part))
-        ends = part[["5 %", "95 %"]].to_numpy()  # a mean may lie outside
-        half = 0.5 * np.diff(ends)[:, 0]
-        ax.errorbar(ends.mean(1), place, xerr=half, fmt="none", ecolor="black", capsize=3)
-        ax.plot(part["mean"], place, "o", color="black")
+        ends = part[["5 %", "95 %"]].to_numpy()
+        how = {"fmt": "o", "color": "black", "capsize": 3}
+        drawn = ax.errorbar(ends.mean(1), place, xerr=0.5 * np.diff(ends)[:, 0], **how)
+        drawn.lines[0].set_xdata(part["mean"])  # which may lie outside
+        ax.update_datalim(np.stack([part["mean"], place], 1))
         ax.axvline(0.0, color="grey", linestyle="--", linewidth=1)
         ax.set_yticks(place, part.index)
         ax.set(title=site, ylim=(len(part) - 0.5, -0.5))

@@ -215,7 +215,8 @@ class Record:
 
     def require_spread(self, verb: str) -> None:
         """Raise `DataError` if q is a point: its draws have equal weights, whatever they leave."""
-        free = {k for k, x in self.hyper.items() if np.asarray(x).dtype.kind == "f"}
+        kinds = {k: getattr(x, "dtype", None) for k, x in self.hyper.items()}  # none of a tree
+        free = {k for k, dtype in kinds.items() if dtype is not None and dtype.kind == "f"}
         if self.sampled and not self.latent and free and free <= self.points:
             raise DataError(
                 f"{verb}(): q of {type(self.method).__name__} is a point of {sorted(free)}, which "
@@ -232,7 +233,8 @@ class Record:
                 "belong to none: they are left out of its sum. Compare models that differ there by "
                 "their log evidence, compare_models."
             )
-        if summed := [k for k in reading.scored if reading.axis(k) is None]:
+        of_rows = any(p in reading.row_axes for p in reading.factored)  # else numbers and tables
+        if of_rows and (summed := [k for k in reading.scored if reading.axis(k) is None]):
             warn(
                 f"{verb}() leaves out the factors {summed}, which see observations and are one "
                 f"number for all rows. {ONE_TERM}"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -136,6 +137,26 @@ def test_whole_numbers_that_single_precision_rounds_are_refused():
         assert abs(alone.log_evidence - truth) < 1e-3
         with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 1700000110"):
             pg.fit(model, held, 0, t, y=y)
+
+
+@pytest.mark.parametrize("effects", [True, False])
+def test_large_counts_of_people_are_an_exposure_in_single_precision(effects):
+    """Rounded by 1e-8 of themselves, they cost nothing. Without effects the joint mode, which is
+    found to the rounding of log p, was not taken for one.
+    """
+    people = np.array([331_002_651, 1_380_004_385, 67_886_011, 5_421_241])
+    deaths = np.array([330, 1381, 70, 4])
+
+    def model(people, y=None):
+        level = numpyro.sample("level", dist.Normal(-13.0, 3.0))
+        with numpyro.plate("data", people.shape[0]):
+            own = numpyro.sample("own", dist.Normal(0.0, 0.1)) if effects else 0.0
+            numpyro.sample("y", dist.Poisson(people * jnp.exp(level + own)), obs=y)
+
+    exact = pg.fit(model, pg.Laplace(), 0, people, y=deaths).log_evidence
+    with jax.enable_x64(False):
+        single = pg.fit(model, pg.Laplace(), 0, people, y=deaths).log_evidence
+    assert abs(single - exact) < 1e-2
 
 
 def test_predictions_far_from_zero_have_their_noise_alone():

@@ -103,7 +103,14 @@ def by_one_of_two_columns(f):
     return jnp.where(index < 0, jnp.roll(f, 1)[:, None], f[:, None])[:, 0]
 
 
+def scalars_in_a_loop(x, y=None):
+    f = function(x)
+    e = [numpyro.sample(f"e{i}", dist.Normal(0.0, 1.0)) for i in range(x.shape[0])]
+    observe(x, y, f + jnp.stack(e))
+
+
 COUPLED = {
+    "a number for each row": (scalars_in_a_loop, Y, "jnp.stack"),
     "an event of pairs": (wins_of_a_row, WINS, "a second row"),
     "a plate of pairs": (one_plate_of_pairs, WINS.astype(float), "a second row"),
     "pairs of a predictor": (wins_by_strengths, WINS, "a second row"),
@@ -149,22 +156,6 @@ def test_pairs_are_taken_one_a_datum_and_factors_one_a_row():
         pg.fit(factor(by_row=False), pg.Laplace(**FIXED), 0, X, y=Y)
     truth = multivariate_normal(np.zeros(N), K + 0.25 * np.eye(N)).logpdf(Y)
     fit = pg.fit(factor(by_row=True), pg.Laplace(**FIXED), 0, X, y=Y)
-    assert abs(fit.log_evidence - truth) < 1e-8
-
-
-def test_weights_that_a_hyperparameter_shares_out_are_each_rows_own():
-    """A number that is inferred has no rows: it was taken for a value of other ones."""
-
-    def model(x, y=None):
-        tau = numpyro.sample("tau", dist.Normal(0.0, 1.0))
-        f = function(x)
-        with handlers.scale(scale=x.shape[0] * jax.nn.softmax(tau * x)):
-            observe(x, y, f)
-
-    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({"tau": 0.3})), 0, X, y=Y)
-    w = N * np.exp(0.3 * X) / np.exp(0.3 * X).sum()
-    powers = 0.5 * ((1.0 - w) * np.log(2.0 * np.pi * 0.25) - np.log(w)).sum()  # of p(y_n | f_n)
-    truth = multivariate_normal(np.zeros(N), K + np.diag(0.25 / w)).logpdf(Y) + powers
     assert abs(fit.log_evidence - truth) < 1e-8
 
 

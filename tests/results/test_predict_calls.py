@@ -330,3 +330,21 @@ def test_many_rows_of_binomials_and_a_long_table_are_as_few(monkeypatch):
     fit = pg.fit(looked_up, FIXED, 0, table, item, y=np.sin(X))
     found = fit.predict(table, np.array([1, 2, 3]))
     np.testing.assert_allclose(found.mean, fit.predict(table, item).mean[1:4], rtol=1e-10)
+
+
+def test_a_mask_by_the_observations_of_another_site_is_no_chain():
+    """A hurdle: whether anything was bought, and how much of what was."""
+
+    def hurdle(X, bought=None, amount=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            any_ = numpyro.sample("bought", dist.Bernoulli(logits=f), obs=bought)
+            with numpyro.handlers.mask(mask=any_ == 1):
+                numpyro.sample("amount", dist.LogNormal(f, 0.3), obs=amount)
+
+    bought = (COUNTS > 1).astype(int)
+    fit = pg.fit(hurdle, FIXED, 0, X, bought=bought, amount=np.exp(np.sin(X)))
+    found = fit.predict(NEW)
+    np.testing.assert_allclose(
+        found.mean["amount"], np.exp(found.f_mean + 0.5 * (found.f_variance + 0.09)), rtol=1e-4
+    )

@@ -39,3 +39,19 @@ def test_what_a_sum_leaves_out_of_a_row_is_said(summed):
     told = [str(w.message) for w in seen if "leaves out the factors ['late']" in str(w.message)]
     assert [t.partition("(")[0] for t in told] == ["log_density", "loo"] * summed
     assert all("one term per row" in t for t in told)
+
+
+def test_a_penalty_is_left_out_of_scores_without_a_word():
+    """Its weight, a number that is passed, is no observation."""
+
+    def ridge(X, weight, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+        numpyro.factor("ridge", -0.5 * weight * jnp.sum(w**2))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(w[0] + w[1] * X, 1.0), obs=y)
+
+    fit = pg.fit(ridge, NUTS, 0, X, np.float64(0.1), y=Y, throw=False)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit.log_density(X, Y, np.float64(0.1))
+    assert not [w for w in seen if "leaves out the factors" in str(w.message)]

@@ -199,7 +199,7 @@ def log_lik_given_noise(
     seeded = handlers.substitute(handlers.seed(model, random.key(0)), data=given)
     with handlers.block():
         trace = handlers.trace(set_gps(seeded, value)).get_trace(*args, **kwargs)
-    num = next(iter({**inner, **mean}.values())).shape[-1]
+    num = next(iter({**mean, **inner}.values())).shape[-1]
     log_lik = JointLogLikelihood(model, num, {**given, **inner}, args, kwargs)
     if mean:
         expected = expected_log_lik(log_lik, mean, variance, expectation, random.key(0))

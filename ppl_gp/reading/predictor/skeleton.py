@@ -120,12 +120,16 @@ class Skeleton:
 
     @staticmethod
     def _require_exact(path: str, known: Mapping[str, tuple]) -> None:
-        """Raise `DataError` where float32 rounds a whole column, as it does a time in seconds."""
+        """Raise `DataError` where float32 rounds the differences in a whole column, as it does
+        those of times in seconds.
+        """
         x = np.asarray(known[path][0] if path in known else 0)
-        if not np.issubdtype(x.dtype, np.inexact) and np.any(x.astype(np.float32) != x):
+        if np.issubdtype(x.dtype, np.inexact) or not x.size:
+            return
+        if np.max(np.abs(x.astype(np.float32).astype(float) - x)) > 1e-4 * float(np.ptp(1.0 * x)):
             raise DataError(
-                f"argument '{path}' has whole numbers up to {x.max()}, and float32 rounds those "
-                f"above {2**24}. Subtract an origin before the call, or turn on float64 by "
+                f"argument '{path}' has whole numbers up to {x.max()}, and float32 rounds their "
+                "differences. Subtract an origin before the call, or turn on float64 by "
                 "jax.config.update('jax_enable_x64', True)."
             )
 

@@ -99,7 +99,7 @@ class Comparison:
 
     def _score(self, name: str, fit: Fit) -> _Scored:
         log_density, noise = self._log_density(fit)
-        error, calibration = self._errors(fit)
+        error, calibration = self._errors(name, fit)
         row = {
             "method": name,
             "result": str(fit.result),
@@ -136,11 +136,16 @@ class Comparison:
         alone = np.mean(np.std(rise, 0))
         return value, noise * float(np.std(np.mean(rise, 1)) / alone) if alone > 0 else noise
 
-    def _errors(self, fit: Fit) -> tuple[scores.Score, scores.Score]:
+    def _errors(self, name: str, fit: Fit) -> tuple[scores.Score, scores.Score]:
         """(error, calibration); of a model that observes its inputs, none."""
         if self.y_test is None:
             return scores.Score(None, "RMSE"), scores.Score(None, "coverage gap")
         given = self.X_test, self.y_test, self.args, self.kwargs
+        try:
+            scores.query_at(fit, self.X_test, *given[2:]).layout.require_apart()
+        except DataError as told:
+            self.notes[name].append(f"no error and calibration: {told}")
+            return scores.Score(None, "RMSE"), scores.Score(None, "coverage gap")
         prediction, y, numbers = scores.judged(fit, *given)
         return scores.error(prediction, y), scores.calibration(prediction, y, numbers)
 
@@ -342,16 +347,21 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
             f"'{name}' fits {ours} and '{first}' fits {theirs}; compare fits of one model."
         )
     require_same_stream("compare", {first: other, name: fit})
-    ours, theirs, absent = _given(fit), _given(other), object()
+    ours, theirs = _given(fit), _given(other)
     known = {**theirs, **ours}
     if any(isinstance(f.method, SavedMethod) for f in (fit, other)):  # without observations
         known = [k for k in ours if k in theirs]
-    same = lambda k: _same(ours.get(k, absent), theirs.get(k, absent))  # noqa: E731
-    if differing := [k for k in known if not same(k)]:
+    pairs = {k: (ours.get(k), theirs.get(k)) for k in known}
+    # a size of batches is given to one of them
+    pairs = {k: v for k, v in pairs.items() if {*map(type, v)} not in _SIZES}
+    if differing := [k for k, (a, b) in pairs.items() if not _same(a, b)]:
         raise DataError(
             f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit "
             "both to one."
         )
+
+
+_SIZES = ({int, type(None)}, {bool, type(None)})
 
 
 def _given(fit: Fit) -> dict:

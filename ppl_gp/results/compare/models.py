@@ -152,6 +152,7 @@ def compare_models(
         )
     _require_proper(fits)
     _require_same_observations(fits)
+    _require_ended(fits)
     evidence = np.array([float(fits[k].log_evidence or 0.0) + symmetry[k] for k in names])
     shares = np.array([prior[k] for k in names])
     joint = evidence + np.log(shares / shares.sum())
@@ -202,6 +203,10 @@ def _require_fits(fits) -> None:
                 f"{fit.log_evidence}; Laplace(), EP(), VI() and SVGP() under MAP() or Fixed() have "
                 "one, if a Stream does not end early. Fits by draws can be compared by loo()."
             )
+
+
+def _require_ended(fits) -> None:
+    for name, fit in fits.items():
         if fit.result not in (Result.converged, Result.completed):
             raise DataError(
                 f"compare_models(): '{name}' ended as '{fit.result}', so that its log evidence may "

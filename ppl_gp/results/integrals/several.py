@@ -92,7 +92,7 @@ def _in_tail(core: Any) -> tuple:
     end, sign = jnp.where(loc < low, low, high), jnp.where(loc < low, 1.0, -1.0)
     x = sign * (loc - end) / scale
     h = inverse_mills(x)
-    return end + sign * scale * (x + h), scale**2 * (1.0 - h * (x + h))
+    return end + sign * scale * (x + h), scale**2 * jnp.maximum(1.0 - h * (x + h), 0.0)
 
 
 def _is_circular(fn) -> bool:

@@ -217,7 +217,8 @@ class Prediction(eqx.Module):
         for site in sites:
             of_site = _one_of(site.label, len(sites))
             if site in classes:
-                parts = _probabilities(of_site(self.probs), site, question.labels)
+                own = question.labels if len(sites) == 1 or site.label == "y" else None
+                parts = _probabilities(of_site(self.probs), site, own)
             else:
                 q = of_site(ends.quantiles)
                 q = (None, None) if q is None else q
@@ -278,11 +279,10 @@ def _probabilities(probs, site: ObservedSite, labels) -> dict[str, Any]:
     """{p(label): its probabilities}, of two outcomes the second alone."""
     if site.boolean:
         return {f"p({labels[1] if labels else 1})": probs}
-    if labels and len(labels) != np.shape(probs)[-1]:
+    if labels and len(labels) != (num := np.shape(probs)[-1]):
         raise DataError(
-            f"y has {len(labels)} labels, {list(labels)}, and site '{site.label}' observes "
-            f"{np.shape(probs)[-1]} classes. Declare as many in the model, or fit to "
-            "y.cat.remove_unused_categories()."
+            f"y has {len(labels)} labels, {list(labels)}, and site '{site.label}' observes {num} "
+            f"classes: fit to pandas.Categorical(y, categories=[...]) with the names of the {num}."
         )
     return {f"p({k})": probs[..., i] for i, k in enumerate(labels or (site.support or ()))}
 

@@ -120,7 +120,7 @@ def _after(names: list[str], trace: dict, rerun: Callable) -> tuple[tuple[str, s
 
     def distributions(values):
         again = rerun(values)
-        return {k: arrays_of(again[k]["fn"]) for k in names}
+        return {k: arrays_of(unwrap(again[k]["fn"])) for k in names}
 
     found = sources(distributions, {k: trace[k]["value"] for k in names})
     return tuple((k, other) for k in names for other in names if other in {*chain(*found[k])})
