@@ -55,3 +55,22 @@ def test_a_penalty_is_left_out_of_scores_without_a_word():
         warnings.simplefilter("always")
         fit.log_density(X, Y, np.float64(0.1))
     assert not [w for w in seen if "leaves out the factors" in str(w.message)]
+
+
+def test_observations_under_another_name_may_enter_a_factor():
+    """`log_density(X, t)` ended in a TypeError of an argument y."""
+
+    def times(X, event, t=None):
+        rate = jnp.exp(numpyro.sample("level", dist.Normal(0.0, 1.0)) + 0.1 * X)
+        with numpyro.plate("data", X.shape[0]):
+            if t is not None:
+                numpyro.factor("late", jnp.where(event, 0.0, -rate * t))
+            with handlers.mask(mask=event):
+                numpyro.sample("t", dist.Exponential(rate), obs=t)
+
+    fits = [
+        pg.fit(m, NUTS, 0, X, EVENT, **{k: Y}, throw=False)
+        for m, k in ((times, "t"), (survival, "y"))
+    ]
+    ours, theirs = (f.log_density(X, Y, EVENT) for f in fits)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)

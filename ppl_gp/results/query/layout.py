@@ -254,11 +254,14 @@ def with_observations(
 
 def observed_argument(model) -> str:
     """The name of the argument that holds the observations: `y`, or, of a model without one, the
-    one optional argument that no distribution, mask or factor was computed from in training.
+    one optional argument that no distribution, mask or factor was computed from in training; where
+    there is none, the one that factors alone were.
     """
     parameters, reading = parameters_of(model), model.reading
-    used = {argument_of(p) for p in (*reading.shaping, *reading.masking, *reading.factored)}
-    free = [k for k, p in parameters.items() if p.default is None and k not in used]
+    used = {argument_of(p) for p in (*reading.shaping, *reading.masking)}
+    optional = [k for k, p in parameters.items() if p.default is None and k not in used]
+    factored = {*map(argument_of, reading.factored)}
+    free = [k for k in optional if k not in factored] or optional
     if "y" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()) or not free:
         return "y"
     if len(free) > 1:
