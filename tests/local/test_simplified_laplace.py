@@ -137,7 +137,7 @@ def test_draws_of_effects_are_as_skewed_as_the_posterior():
     p, b = _on_grid(log_p)
     for skewed, kind in enumerate(("gaussian", "simplified")):
         fit = pg.fit(counts, pg.Laplace(marginals=kind), 0, X, np.full(4, n), y=y)
-        drawn = fit.to_datatree(num_draws=100_000)["posterior"]["b"].values[0]
+        drawn = fit.to_datatree(num_draws=400_000)["posterior"]["b"].values[0]
         assert _agrees(drawn[:, 0], p, b[:, 0], skewed) < -0.3
         table = fit.summary()
         ends = np.quantile(drawn, (0.05, 0.95), axis=0).T
