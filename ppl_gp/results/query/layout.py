@@ -107,7 +107,8 @@ def _layout(model, args, kwargs, hyper, num: int, latents: tuple[str, ...]) -> L
         return _run(model, args, kwargs, {**hyper, **values})
 
     seeing = tuple(k for k in latents if k in trace)
-    inner = tuple(g for g in gps if is_below(g, gps, seeing, trace, rerun))
+    asked = gps if seeing or len(gps) > 1 else ()
+    inner = tuple(g for g in asked if is_below(g, gps, seeing, trace, rerun))
     if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
         trace_at = lambda f: run(model, args, kwargs, hyper, {gps[0]: f})  # noqa: E731
         sites = [replace(s, concave=_is_concave(trace_at, s.name, num)) for s in sites]
