@@ -47,14 +47,38 @@ def first_rows(source: Source) -> Rows:
     return first
 
 
-def usable(source: Source, done: int) -> Iterator[Rows | dict]:
+class Levels:
+    """Calls `require(args, kwargs)` for batches of which a column of integers goes beyond those
+    before: it raises `DataError` for a level that the model does not have.
+    """
+
+    def __init__(self, require: Callable):
+        self.require, self.seen = require, {}
+
+    def __call__(self, rows: Rows) -> None:
+        seen = dict(self.seen)
+        for i, x in enumerate(jax.tree.leaves((rows.args, rows.kwargs))):
+            if isinstance(x, np.ndarray) and x.size and np.issubdtype(x.dtype, np.integer):
+                ends = int(x.min()), int(x.max())
+                low, high = seen.get(i, ends)
+                seen[i] = min(low, ends[0]), max(high, ends[1])
+        if seen != self.seen:
+            self.require(rows.args, rows.kwargs)
+        self.seen = seen
+
+
+def usable(
+    source: Source, done: int, levels: Callable[[Rows], None] | None = None
+) -> Iterator[Rows | dict]:
     """Batches from a step on; in place of one that cannot be used, the `result`, `message` and
-    `cause` that a run ends with: a bad file does not end hours of work.
+    `cause` that a run ends with: a bad file does not end hours of work. `levels`: as `Levels`.
     """
     batches = source.batches(done)
     for step in itertools.count(done):
         try:
             rows = next(batches, None)
+            if levels is not None and rows is not None:
+                levels(rows)
         except Exception as error:
             told = f"batch {step} (counted from 0): {type(error).__name__}: {error}"
             yield {"result": Result.stream_ended, "message": told, "cause": error}

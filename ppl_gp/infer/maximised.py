@@ -8,6 +8,7 @@ tau u[g] with Student's t).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import equinox as eqx
@@ -41,10 +42,9 @@ _DECLARED = {
 }
 _MORE = "with {} a datum depends on more functions than without"
 _UNREAD = (
-    "the model cannot be traced at another number of rows, for example because it holds arrays of "
-    "one entry per row, or writes their number down (numpyro.plate('units', 12)), and no linear "
-    "predictor is found in it. Pass the arrays as arguments, take the number from them "
-    "(numpyro.plate('units', X.shape[0])), and look effects up, u[group], not jnp.repeat(u, 4)"
+    "the model cannot be traced at another number of rows: it holds arrays of one entry a row, or "
+    "writes their number down, numpyro.plate('units', 12). Pass them as arguments, take the number "
+    "from these, X.shape[0], and look effects up, u[group] in place of jnp.repeat(u, 4)"
 )
 
 
@@ -283,20 +283,20 @@ def _causes(source: Declared, args, kwargs, trace: dict, sites) -> dict[str, str
     bared = tuple(k for k in sites if not is_whole(trace[k]))
     if not sites or not (hidden or bared):
         return {}
-    plain = Declared(keyed(_only_predictor(source.function, hidden, bared)), source.reading)
+    plain = replace(source, function=keyed(_only_predictor(source.function, hidden, bared)))
     found = collapse(plain, args, kwargs, lone=True)
     inside = found.plan.sites if isinstance(found, Collapsed) else roles(trace).gps
     sites = [k for k in sites if k in inside]
     seeing = _seeing(source, args, kwargs, trace, hidden, sites)
-    told = f"{seeing} (a factor, or an observation with other rows or none) see it as well"
-    told += f". {ONE_TABLE}" * (not {*seeing}.isdisjoint(source.reading.observed))
+    table = f". {ONE_TABLE}" * (not {*seeing}.isdisjoint(source.reading.observed))
+    told = f"{seeing} (a factor, or an observation with other rows or none) see it as well{table}"
     around = dict.fromkeys(bared, "a scale or mask handler stands around the prior of {}")
     return {k: around.get(k, told) for k in sites}
 
 
 def _joins(source: Declared, args, kwargs, functions: list[str], site: str) -> bool:
     """Whether a site that is not Gaussian would be integrated with these functions if it were."""
-    moved = Declared(keyed(_only_predictor(source.function, (), (site,))), source.reading)
+    moved = replace(source, function=keyed(_only_predictor(source.function, (), (site,))))
     base = collapse(source, args, kwargs, only=functions, plain=True)
     more = collapse(moved, args, kwargs, only=(*functions, site), plain=True)
     if not (isinstance(base, Collapsed) and isinstance(more, Collapsed)):

@@ -104,7 +104,8 @@ def _checked(name: str, value):
     if jnp.issubdtype(array.dtype, jnp.floating) and not bool(np.all(np.isfinite(array))):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(array)))[0])
         raise DataError(f"{name} has {array[where]} at index {where}; {_remedy(array[where])}")
-    return jnp.asarray(array)
+    # a copy: on a CPU JAX may share NumPy's memory, which its owner may write to after the fit
+    return array if isinstance(array, jax.Array) else jnp.array(array)
 
 
 def wide(dtype):

@@ -193,7 +193,9 @@ def attributes_of(value) -> dict:
 def _is_cache(cls: type, name: str) -> bool:
     stands = inspect.getattr_static(cls, name, None)  # one with a `__set__` keeps its value there
     is_getter = hasattr(stands, "__get__") and not hasattr(stands, "__set__")
-    return is_getter and not isinstance(stands, types.FunctionType)
+    # the default of a field may be called, and be bound: jnp.exp, which is compiled, a staticmethod
+    kinds = types.FunctionType | staticmethod | classmethod | functools.partial
+    return is_getter and not (isinstance(stands, kinds) or hasattr(stands, "lower"))
 
 
 class _Opened(NamedTuple):

@@ -32,7 +32,7 @@ _ATTRIBUTES = frozenset(
     {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_NAME", "IMPORT_FROM"}
 )
 _NOT_READ = {"_abc_impl", "__class__", "__wrapped__"}  # of a class
-_OPTIONS = (bool, int, float, complex, str, bytes)  # that nobody can change
+OPTIONS = (bool, int, float, complex, str, bytes)  # that nobody can change
 _T = TypeVar("_T")
 
 
@@ -105,7 +105,7 @@ def by_shapes(function: Callable[..., _T]) -> Callable[..., _T]:
         arrays = [isinstance(x, np.ndarray | jax.Array) for x in leaves]
         pairs = [*zip(leaves, arrays, strict=True)]
         is_keyed = isinstance(getattr(model, "function", model), Keyed)
-        if is_keyed and all(a or type(x) in _OPTIONS for x, a in pairs):
+        if is_keyed and all(a or type(x) in OPTIONS for x, a in pairs):
             shapes = tuple(_shape(x) for x, a in pairs if a)
             options = tuple(None if a else (type(x), x) for x, a in pairs)
             with suppress(Exception):  # the function says the same, or more, of the arrays

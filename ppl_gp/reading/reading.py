@@ -8,6 +8,7 @@ from functools import update_wrapper
 from typing import Any
 
 import jax
+import numpy as np
 
 from ppl_gp.errors import (
     IN_ORDER,
@@ -23,7 +24,7 @@ from ppl_gp.errors import (
 )
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import Sees, Sources, graph
-from ppl_gp.reading.fingerprint import Keyed, by_shapes, changed, keyed
+from ppl_gp.reading.fingerprint import OPTIONS, Keyed, by_shapes, changed, digest, keyed
 from ppl_gp.reading.roles import is_missing_part
 from ppl_gp.reading.rows import Rows, rows_of
 from ppl_gp.reading.tracing import Look, look_at
@@ -357,6 +358,7 @@ class Declared:
 
     function: Keyed
     reading: Reading
+    options: str = ""  # of objects among its arguments, whose attributes may change
 
     def __post_init__(self):
         update_wrapper(self, self.function, updated=())
@@ -378,8 +380,10 @@ def declare(model: Callable, args: tuple, kwargs: dict, tables=()) -> Declared:
     if isinstance(model, Declared):
         return model
     try:
-        function = keyed(model)
-        return Declared(function, read_off(function, args, kwargs, tables))
+        function, plain = keyed(model), (np.ndarray, jax.Array, *OPTIONS)
+        objects = [x for x in jax.tree.leaves((args, kwargs)) if not isinstance(x, plain)]
+        options = digest(objects) if objects else ""
+        return Declared(function, read_off(function, args, kwargs, tables), options)
     except (TypeError, ValueError) as error:
         if isinstance(error, jax.errors.JAXTypeError):
             raise  # `told` has the line of the model

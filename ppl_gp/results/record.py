@@ -74,7 +74,7 @@ class Record:
             known = {*self.draws.known, *self.draws.kept, *self.local}
             # without observations, what is left is observed
             unseen = tuple(k for k, _ in declared.reading.axes if k not in known)
-            self.model = Declared(declared.function, declared.reading.observing(unseen))
+            self.model = dataclasses.replace(declared, reading=declared.reading.observing(unseen))
         reading = self.model.reading
         self.draws = self.draws.apart(lambda site: reading.axis(site) is not None)
 

@@ -149,8 +149,9 @@ def quadrature_gap(at: AtBatch, expectation: Expectation):
     """
     batch, log_lik, (mean, variance) = at.batch, at.log_lik, at.marginals()
     f, rebuild = flatten(mean)
+    num = expectation.nodes(len(f)) or min(NODES.values())
     # n nodes are exact up to degree 2 n - 1
-    if degree(lambda f: log_lik(rebuild(f)), f) < 2 * min(NODES.values()):
+    if degree(lambda f: log_lik(rebuild(f)), f) < 2 * num:
         return jnp.zeros(()), jnp.zeros(())
     finer = log_lik.finer() if isinstance(log_lik, Averaged) else None
     gap = expectation_error(log_lik, mean, variance, expectation, batch.key, finer)

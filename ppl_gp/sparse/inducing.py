@@ -68,6 +68,12 @@ class InducingVariables(eqx.Module):
         """Cov[u, f(X)], (M, B), for X in the inputs of the GP site."""
 
 
+def as_floats(Z):
+    """Whole numbers as floats, which training can move."""
+    is_whole = hasattr(Z, "dtype") and jnp.issubdtype(Z.dtype, jnp.integer)
+    return jnp.asarray(Z, float) if is_whole else Z
+
+
 class Points(InducingVariables):
     """Inducing points: the values u = f(Z).
 
@@ -95,7 +101,7 @@ class Points(InducingVariables):
     20
     """
 
-    Z: Float[Array, "M *D"]
+    Z: Float[Array, "M *D"] = eqx.field(converter=as_floats)
 
     @property
     def num(self):

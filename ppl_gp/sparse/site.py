@@ -15,7 +15,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
 from ppl_gp.reading.refusals import require_pairs, unpaired
 from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian
-from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.inducing import InducingVariables, Points, as_floats
 from ppl_gp.sparse.process import SparseProcess, sparse_process
 from ppl_gp.sparse.svgp import COVARIANCES
 
@@ -126,7 +126,11 @@ class SparsePosterior(eqx.Module):
     def _variables(self, name) -> InducingVariables:
         if isinstance(self.inducing, InducingVariables) and not isinstance(self.inducing, Points):
             return self.inducing
-        Z = self.inducing.Z if isinstance(self.inducing, Points) else jnp.asarray(self.inducing)
+        Z = (
+            self.inducing.Z
+            if isinstance(self.inducing, Points)
+            else jnp.asarray(as_floats(self.inducing))
+        )
         return Points(_param(f"{name}_Z", Z) if self.train_inducing else Z)
 
     def _family(self, name, batch, variables) -> Family:

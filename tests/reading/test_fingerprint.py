@@ -22,6 +22,7 @@ from constants_read import BY_IDENTITY, WAYS
 import ppl_gp as pg
 from ppl_gp import priors
 from ppl_gp.priors import lengthscale
+from ppl_gp.reading.arguments import as_arrays
 from ppl_gp.reading.fingerprint import (
     changed,
     digest,
@@ -430,3 +431,52 @@ def test_processes_agree(cell):
     )
     assert done.stdout.split()[-1] == fingerprint(cell(text).scope["model"])
     assert "class 'Link'" in reads(cell(text).scope["model"])
+
+
+@dataclasses.dataclass
+class Linked:
+    link: types.FunctionType = jnp.exp  # compiled: it may be bound, as a method is
+    level: float = 0.0
+
+    def __call__(self, X, y=None):
+        f = numpyro.sample("f", pg.GP(1e-12 * pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(self.link(self.level + f)), obs=y)
+
+
+def test_a_field_whose_default_is_compiled_counts():
+    """It was taken for a descriptor's cache, and the second fit had the first one's link."""
+    x, fixed = np.arange(3.0), pg.Laplace(hyper=pg.Fixed({}))
+    zeros = np.zeros(3, int)
+    for link, rate in ((jnp.exp, 1.0), (jax.nn.softplus, np.log(2.0))):
+        fit = pg.fit(Linked(link=link), fixed, 0, x, y=zeros)
+        assert abs(fit.log_evidence + 3.0 * rate) < 1e-6
+
+
+class Noisy:
+    noise = 1.0
+
+
+def test_an_object_among_the_arguments_is_read_anew():
+    """It counted by identity, and a second fit had the first one's noise."""
+
+    def model(X, config, y=None):
+        f = numpyro.sample("f", pg.GP(1e-12 * pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, config.noise), obs=y)
+
+    config, fixed = Noisy(), pg.Laplace(hyper=pg.Fixed({}))
+    for noise in (1.0, 2.0):
+        config.noise = noise
+        fit = pg.fit(model, fixed, 0, np.arange(3.0), config, y=np.zeros(3))
+        assert abs(fit.log_evidence + 3.0 * np.log(noise * np.sqrt(2.0 * np.pi))) < 1e-6
+
+
+def test_arguments_are_copied():
+    """On a CPU JAX shares the memory of aligned arrays: X *= 2 after a fit moved its inputs."""
+    memory = np.zeros(8 * 1000 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    x = memory[start : start + 8000].view(float)
+    (kept,), _ = as_arrays((x,), {})
+    x[:] = 1.0
+    assert float(jnp.sum(kept)) == 0.0

@@ -1,6 +1,6 @@
 """What `SVGP` is asked to fit: the model, its batches, and what one run on a first batch showed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpyro import handlers
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of
+from ppl_gp.infer.batches import Levels, Source, as_batch, first_rows, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.space import given, held, holding
 from ppl_gp.infer.probes import first_trace, probe_layers
@@ -22,7 +22,7 @@ from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.reading import Declared, declare
 from ppl_gp.reading.refusals import require_pairs, unpaired
-from ppl_gp.reading.roles import roles, subsampling
+from ppl_gp.reading.roles import is_whole, roles, subsampling
 from ppl_gp.reading.tracing import run, run_at_once
 from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch
@@ -45,6 +45,7 @@ class Subject(NamedTuple):
     names: tuple[str, ...]
     structure: Structure
     additive: bool  # whether each term of the likelihood sees one function
+    levels: Callable[[Rows], None] | None = None  # of a stream with effects: `batches.Levels`
 
     @property
     def gps(self) -> tuple[str, ...]:
@@ -97,12 +98,20 @@ def look_at(
     found = roles(trace)
     rerun = lambda values: run(model, *at, {**batch.given, **values})  # noqa: E731
     structure = structure_of(found, trace, rerun)
+    unscaled = {k: {**trace[k], "scale": None} for k in structure.latents}
+    if masked := [k for k, site in unscaled.items() if not is_whole(site)]:
+        raise ModelError(
+            f"handlers.mask around the latents {masked} takes their prior away, and q(h) of a row "
+            "that it leaves out would grow without end. Put the mask around the observed site."
+        )
     names = (*found.hyper, *found.params)
     hyper = {k: trace[k]["value"] for k in names}
     if isinstance(model, Collapsed):
         require_levels(model, source.args, source.kwargs, hyper)
+    is_told = isinstance(model, Collapsed) and isinstance(source, StreamSource)
+    levels = Levels(lambda *at: require_levels(model, *at, hyper)) if is_told else None
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
-    return Subject(model, source, first, trace, names, structure, additive)
+    return Subject(model, source, first, trace, names, structure, additive, levels)
 
 
 def _source(method: SparseMethod, model, args, kwargs, seed):

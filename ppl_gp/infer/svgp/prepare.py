@@ -108,7 +108,9 @@ def _latents(method: SparseMethod, subject: Subject, trace, batch: Batch, key) -
             )
         own = trace[name], random.fold_in(key, i), num_data
         inputs = model.reading.inputs_of_rows(Leaves(model, batch.args, batch.kwargs))
-        found[name] = start.initial_latents(config, *own, batch, uses_inputs(model, batch), inputs)
+        along = model.reading.row_axes.get("y", 0)
+        whole = batch, uses_inputs(model, batch), inputs, along
+        found[name] = start.initial_latents(config, *own, *whole)
     return found
 
 
@@ -136,6 +138,7 @@ def _problem(method: SparseMethod, subject: Subject, guide, fixed: dict, names) 
         learning=_rate(learning if method.learning_rate is None else method.learning_rate),
         natural=_rate(training.natural_rate),
         optimiser=training.optimiser,
+        num_data=jnp.asarray(subject.source.num_data, float),
         max_steps=method.max_steps,
         warm_up=training.warm_up,
         fixed=fixed,
@@ -202,5 +205,5 @@ def _narrowed(
     bounds: Array = lax.map(expected, widths) - num * (0.5 * (widths**2 - 1.0) - jnp.log(widths))
     bounds = jnp.where(jnp.isfinite(bounds), bounds, -jnp.inf)
     best = jnp.argmax(bounds)
-    width = jnp.where(bounds[best] - bounds[0] > jnp.sum(weights), widths[best], 1.0)
+    width = jnp.where(bounds[best] - bounds[0] > problem.num_data, widths[best], 1.0)
     return {k: one.narrowed(width) for k, one in q.items()}

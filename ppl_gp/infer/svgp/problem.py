@@ -47,6 +47,7 @@ class Problem(eqx.Module):
     learning: Any  # rate before its decay, or a schedule: step -> rate
     natural: Any  # size of the natural-gradient step, a schedule, or `None`
     optimiser: Callable | None
+    num_data: Array  # N, also where a batch's rows weigh 1 in a plate of the model that subsamples
     max_steps: int
     warm_up: int
     fixed: dict  # hyperparameters

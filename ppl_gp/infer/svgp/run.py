@@ -277,7 +277,7 @@ class LongRun(NamedTuple):
     def _chunks(self, done: int) -> Iterator[list[Rows] | dict]:
         """Lists of batches, all but the last of one length; or what `usable` says of a bad one."""
         max_steps, chunk = self.problem.max_steps, []
-        for rows in islice(usable(self.source, done), max_steps - done):
+        for rows in islice(usable(self.source, done, self.begun.subject.levels), max_steps - done):
             chunk.append(rows)
             if isinstance(rows, dict):
                 break

@@ -159,10 +159,17 @@ def inducing_variables(
 
 
 def initial_latents(
-    config, site: dict, key, num_data: int, batch: Batch, uses_inputs: bool, inputs=None
+    config,
+    site: dict,
+    key,
+    num_data: int,
+    batch: Batch,
+    uses_inputs: bool,
+    inputs=None,
+    along: int = 0,
 ) -> latents.LatentGuide:
     """q(h) of one latent site as `Layers(latents=...)` says. O(N). `inputs`: which arrays of the
-    first argument hold rows, by default all.
+    first argument hold rows, by default all; `along`: the axis of y that does.
     """
     args, kwargs, rows = batch.args, batch.kwargs, batch.rows
     num, dtype = num_rows(site), jnp.result_type(float)
@@ -187,6 +194,11 @@ def initial_latents(
         raise DataError(
             f"Amortised(sees={sees!r}): the encoder of '{site['name']}' sees the first argument, "
             "which holds no rows: it is a table. Give the rows' inputs first, or sees='y'."
+        )
+    if "y" in sees and along != 0:
+        raise DataError(
+            f"Amortised(): y has its rows along axis {along}, and the encoder of '{site['name']}' "
+            "sees rows along the first. Pass y.T, and write obs=y.T in the model; or take Free()."
         )
     own, seen = config.encoder is not None, latents.encoder_rows(sees, args, kwargs, inputs)
     form = seen, size, config.width, config.depth

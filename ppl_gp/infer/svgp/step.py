@@ -108,11 +108,11 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in reached]))
     change = value - state.last.loss
     failed = ~finite
-    optimised = _optimised(problem, state, spec, gradient, jnp.sum(batch.weights))
+    optimised = _optimised(problem, state, spec, gradient)
     if toward and not problem.noisy:
         failed = failed | (change > state.last.allowed)
         # q(u) is still on its way: what is steep here is not steep where it arrives
-        away = jnp.abs(change) > jnp.sum(batch.weights)
+        away = jnp.abs(change) > problem.num_data
         here = state.free, state.variational, state.optimiser
         waiting = Optimised(*here, optimised.slope, optimised.q_gap, jnp.zeros(()))
         optimised = _choose(away, waiting, optimised)
@@ -159,7 +159,7 @@ def _advance(
     )
 
 
-def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Optimised:
+def _optimised(problem: Problem, state: State, spec, gradient) -> Optimised:
     """An update by the optimiser. In the warm-up only q(u) and q(h) move, and what the optimiser
     has seen there is forgotten at its end. Derivatives and steps of inducing variables are in their
     `units`, so that the scale of the inputs changes nothing. No derivative counts for more than a
@@ -167,6 +167,7 @@ def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Opti
     thousand squares, would not move for the rest of the run.
     """
     trained, held = eqx.partition((state.free, state.variational), spec)
+    num_data = problem.num_data
     optimiser, warm_up = problem.optax(state.step), problem.warm_up
     seen = _choose(state.step == warm_up, optimiser.init(trained), state.optimiser)
     gradient = _in_units(problem.units, gradient)
