@@ -126,9 +126,10 @@ def opened(
 
         if missing := [k for k in columns if k not in value]:
             raise DataError(f"{path} lacks the columns {missing}: the fit was made with {columns}.")
-        every = {k: np.asarray(value[k]) for k in columns}  # by place, not by a Series' labels
-        num = max(x.size for x in every.values())
-        every = {k: x if x.ndim else np.repeat(x, num) for k, x in every.items()}
+        # by place, not by a Series' labels, with its categories
+        every = {k: getattr(value[k], "array", value[k]) for k in columns}
+        num = max(map(np.size, every.values()))
+        every = {k: x if np.ndim(x) else np.repeat(x, num) for k, x in every.items()}
         if unlike := [k for k, x in every.items() if len(x) != num]:
             raise DataError(f"{path}: columns {unlike} have not as many entries as others, {num}.")
         value = pandas.DataFrame(every)

@@ -24,6 +24,7 @@ import numpyro.distributions as dist
 from jax.core import Tracer
 from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import Transform
+from numpyro.distributions.util import lazy_property
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
@@ -193,9 +194,9 @@ def attributes_of(value) -> dict:
 def _is_cache(cls: type, name: str) -> bool:
     stands = inspect.getattr_static(cls, name, None)  # one with a `__set__` keeps its value there
     is_getter = hasattr(stands, "__get__") and not hasattr(stands, "__set__")
-    # the default of a field may be called, and be bound: jnp.exp, which is compiled, a staticmethod
-    kinds = types.FunctionType | staticmethod | classmethod | functools.partial
-    return is_getter and not (isinstance(stands, kinds) or hasattr(stands, "lower"))
+    # the default of a field may be called, and be bound: jnp.exp, which is compiled, or a method
+    is_called = callable(stands) or isinstance(stands, classmethod)
+    return is_getter and (isinstance(stands, lazy_property) or not is_called)
 
 
 class _Opened(NamedTuple):

@@ -141,8 +141,12 @@ class _Reader:
         """Label all axes: those of arguments and sites alike in each walk."""
         self.labels = labels = LabelRules(frozenset(self.counts))
         self.given = {p: labels.argument(x.shape, free=False) for p, x in self.arrays.items()}
+        # a number that is inferred has no rows, unless there is one for each of them
+        lengths = [x.shape[0] for x in self.arrays.values() if x.shape]
+        numbers = sum(not x.shape for v in self.base.values.values() for x in jax.tree.leaves(v))
+        each = 4 * numbers >= min(lengths, default=0)
         self.values = {
-            k: [labels.argument(x.shape, free=True) for x in jax.tree.leaves(v)]
+            k: [labels.argument(x.shape, free=bool(x.shape) or each) for x in jax.tree.leaves(v)]
             for k, v in self.base.values.items()
         }
         named = {ARGUMENT + p: [v] for p, v in self.given.items()}

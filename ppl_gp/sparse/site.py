@@ -129,7 +129,7 @@ class SparsePosterior(eqx.Module):
         Z = (
             self.inducing.Z
             if isinstance(self.inducing, Points)
-            else jnp.asarray(as_floats(self.inducing))
+            else as_floats(jnp.asarray(self.inducing))
         )
         return Points(_param(f"{name}_Z", Z) if self.train_inducing else Z)
 

@@ -561,6 +561,8 @@ def test_a_dictionary_of_columns_takes_one_label_for_all_rows_and_known_codes():
     backwards = pd.Series(["401"] * 4, index=[3, 2, 1, 0])  # by place, as arrays are
     again = fit.predict({"age": pd.Series(age[:4]), "code": backwards})
     np.testing.assert_array_equal(again.mean, whole.mean)
+    again = fit.predict({"age": age[:4], "code": pd.Categorical(["401"] * 4)})
+    np.testing.assert_array_equal(again.mean, whole.mean)
     with pytest.raises(pg.DataError, match=r"columns \['code'\] have not as many entries"):
         fit.predict({"age": age[:4], "code": ["401"] * 3})
 

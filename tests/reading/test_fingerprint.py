@@ -433,6 +433,14 @@ def test_processes_agree(cell):
     assert "class 'Link'" in reads(cell(text).scope["model"])
 
 
+class Power:
+    def __init__(self, power):
+        self.power = power
+
+    def of(self, x):
+        return jnp.exp(x) ** self.power
+
+
 @dataclasses.dataclass
 class Linked:
     link: types.FunctionType = jnp.exp  # compiled: it may be bound, as a method is
@@ -448,7 +456,7 @@ def test_a_field_whose_default_is_compiled_counts():
     """It was taken for a descriptor's cache, and the second fit had the first one's link."""
     x, fixed = np.arange(3.0), pg.Laplace(hyper=pg.Fixed({}))
     zeros = np.zeros(3, int)
-    for link, rate in ((jnp.exp, 1.0), (jax.nn.softplus, np.log(2.0))):
+    for link, rate in ((jnp.exp, 1.0), (jax.nn.softplus, np.log(2.0)), (Power(2.0).of, 1.0)):
         fit = pg.fit(Linked(link=link), fixed, 0, x, y=zeros)
         assert abs(fit.log_evidence + 3.0 * rate) < 1e-6
 

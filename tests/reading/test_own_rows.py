@@ -159,6 +159,22 @@ def test_pairs_are_taken_one_a_datum_and_factors_one_a_row():
     assert abs(fit.log_evidence - truth) < 1e-8
 
 
+def test_weights_that_a_hyperparameter_shares_out_are_each_rows_own():
+    """A number that is inferred has no rows: it was taken for a value of other ones."""
+
+    def model(x, y=None):
+        tau = numpyro.sample("tau", dist.Normal(0.0, 1.0))
+        f = function(x)
+        with handlers.scale(scale=x.shape[0] * jax.nn.softmax(tau * x)):
+            observe(x, y, f)
+
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({"tau": 0.3})), 0, X, y=Y)
+    w = N * np.exp(0.3 * X) / np.exp(0.3 * X).sum()
+    powers = 0.5 * ((1.0 - w) * np.log(2.0 * np.pi * 0.25) - np.log(w)).sum()  # of p(y_n | f_n)
+    truth = multivariate_normal(np.zeros(N), K + np.diag(0.25 / w)).logpdf(Y) + powers
+    assert abs(fit.log_evidence - truth) < 1e-8
+
+
 def test_effects_that_see_those_of_other_rows_are_exact_together():
     A = np.eye(N) + 0.9 * np.roll(np.eye(N), 1, 0)
     truth = multivariate_normal(np.zeros(N), A @ A.T + 0.34 * np.eye(N)).logpdf(Y)

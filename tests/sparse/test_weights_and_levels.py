@@ -63,6 +63,16 @@ def test_a_level_of_a_later_batch_that_the_model_lacks_ends_the_run():
     fit = pg.fit(by_group, method, 0, pg.Stream(batches, 60), throw=False)
     assert fit.result == "stream_ended" and "index [5]" in fit.stats["bad_batch"]
 
+    def in_one_array(X, y=None):
+        by_group(X[:, 0], X[:, 1].astype(int), y=y)
+
+    def tables():
+        for b in batches():
+            yield {"X": np.stack([b["X"], b["group"]], 1), "y": b["y"]}
+
+    fit = pg.fit(in_one_array, method, 0, pg.Stream(tables, 60), throw=False)
+    assert fit.result == "stream_ended" and "index [5]" in fit.stats["bad_batch"]
+
 
 def curve(X, y=None):
     f = numpyro.sample("f", pg.GP(KERNEL, X))

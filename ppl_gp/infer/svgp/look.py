@@ -101,8 +101,8 @@ def look_at(
     unscaled = {k: {**trace[k], "scale": None} for k in structure.latents}
     if masked := [k for k, site in unscaled.items() if not is_whole(site)]:
         raise ModelError(
-            f"handlers.mask around the latents {masked} takes their prior away, and q(h) of a row "
-            "that it leaves out would grow without end. Put the mask around the observed site."
+            f"handlers.mask around the latents {masked} takes the prior of the rows that it leaves "
+            "out away. Put the mask around the observed site alone."
         )
     names = (*found.hyper, *found.params)
     hyper = {k: trace[k]["value"] for k in names}

@@ -115,23 +115,9 @@ class Skeleton:
         known = {p: (x, a) for p, (x, a) in known.items() if not isinstance(x, Tracer)}
         first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
         for p in self.columns if jnp.result_type(float) == np.float32 else ():
-            self._require_exact(p, known)
+            if p in known and np.asarray(known[p][0]).dtype.kind in "iu":
+                _require_apart(p, np.moveaxis(np.asarray(known[p][0]), known[p][1], 0))
         return replace(self, first=first)
-
-    @staticmethod
-    def _require_exact(path: str, known: Mapping[str, tuple]) -> None:
-        """Raise `DataError` where float32 rounds the differences in a whole column, as it does
-        those of times in seconds.
-        """
-        x = np.asarray(known[path][0] if path in known else 0)
-        if np.issubdtype(x.dtype, np.inexact) or not x.size:
-            return
-        if np.max(np.abs(x.astype(np.float32).astype(float) - x)) > 1e-4 * float(np.ptp(1.0 * x)):
-            raise DataError(
-                f"argument '{path}' has whole numbers up to {x.max()}, and float32 rounds their "
-                "differences. Subtract an origin before the call, or turn on float64 by "
-                "jax.config.update('jax_enable_x64', True)."
-            )
 
     def _require_same(self, path, entry, given):
         if path in given and given[path] is not entry and given[path] != entry:
@@ -139,6 +125,22 @@ class Skeleton:
                 f"argument '{path}' is {given[path]!r} and was {entry!r} in training, where the "
                 "model's predictor was read off; fit again with it, or leave it as it was."
             )
+
+
+def _require_apart(path: str, x: np.ndarray) -> None:
+    """Raise `DataError` where float32 makes different rows of a whole column equal, by more than a
+    millionth of its range: times in seconds, say, and not numbers of people.
+    """
+    for column in np.reshape(x, (len(x), -1)).T:
+        rounded = column.astype(np.float32)
+        off = np.max(np.abs(rounded.astype(float) - column), initial=0.0)
+        if off <= 1e-6 * np.ptp(1.0 * column) or np.unique(rounded).size == np.unique(column).size:
+            continue
+        raise DataError(
+            f"argument '{path}' has whole numbers up to {column.max()}, and float32 rounds their "
+            "differences. Subtract an origin before the call, pass .astype(float) if they are "
+            "amounts, or turn on float64, jax.config.update('jax_enable_x64', True)."
+        )
 
 
 def skeleton(model: Callable, args: tuple, kwargs: dict) -> Skeleton:

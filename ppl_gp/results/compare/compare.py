@@ -352,16 +352,14 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
     if any(isinstance(f.method, SavedMethod) for f in (fit, other)):  # without observations
         known = [k for k in ours if k in theirs]
     pairs = {k: (ours.get(k), theirs.get(k)) for k in known}
-    # a size of batches is given to one of them
-    pairs = {k: v for k, v in pairs.items() if {*map(type, v)} not in _SIZES}
+    sizes = [f.stats.get("batch_size") for f in (fit, other)]  # which one of them may be given
+    given = lambda v: any(type(x) is int and x in sizes for x in v)  # noqa: E731
+    pairs = {k: v for k, v in pairs.items() if all(x is not None for x in v) or not given(v)}
     if differing := [k for k, (a, b) in pairs.items() if not _same(a, b)]:
         raise DataError(
             f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit "
             "both to one."
         )
-
-
-_SIZES = ({int, type(None)}, {bool, type(None)})
 
 
 def _given(fit: Fit) -> dict:

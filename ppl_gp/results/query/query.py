@@ -188,7 +188,6 @@ def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     args, kwargs = fit.args, fit.kwargs
     if isinstance(fit.model, Collapsed):
         require_levels(fit.model, new_args, new_kwargs, draws.at(0).hyper)
-        fit.model.skeleton.with_first(Leaves(fit.model, new_args, new_kwargs))
         args, kwargs = Leaves(fit.model, args, kwargs).replaced(changed)
     stays = not (changed or fit.sampled or len(fit.latent) > 1)
     root = fit.process.root if stays else None  # pyright: ignore[reportAttributeAccessIssue]
