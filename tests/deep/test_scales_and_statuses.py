@@ -140,7 +140,9 @@ def test_the_optimiser_begins_anew_at_the_end_of_the_warm_up():
     spec = jax.tree.map(lambda _: True, (free, variational))
     gradient = jax.tree.map(lambda x: x + 0.7, (free, variational))
     units, optimiser = {"f": jnp.ones(2)}, optax.adam(0.1)
-    problem = SimpleNamespace(warm_up=3, noisy=True, units=units, optax=lambda step: optimiser)
+    problem = SimpleNamespace(
+        warm_up=3, noisy=True, units=units, optax=lambda step: optimiser, num_data=10.0
+    )
     dirty = jax.tree.map(lambda x: 5.0 * x - 2.0, gradient)
     clean = optimiser.init((free, variational))
     _, used = optimiser.update(dirty, clean, (free, variational))
@@ -153,7 +155,7 @@ def test_the_optimiser_begins_anew_at_the_end_of_the_warm_up():
             step=jnp.asarray(step),
             shrink=jnp.ones(()),
         )
-        found = unwrap(training._optimised)(problem, state, spec, gradient, 10.0)
+        found = unwrap(training._optimised)(problem, state, spec, gradient)
         return np.concatenate([np.ravel(x) for x in jax.tree.leaves(found[:2])])
 
     np.testing.assert_array_equal(trained(3, used), trained(3, clean))
