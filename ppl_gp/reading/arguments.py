@@ -105,7 +105,7 @@ def _checked(name: str, value):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(array)))[0])
         raise DataError(f"{name} has {array[where]} at index {where}; {_remedy(array[where])}")
     # a copy: on a CPU JAX may share NumPy's memory, which its owner may write to after the fit
-    return array if isinstance(array, jax.Array) else jnp.array(array)
+    return array if isinstance(array, jax.Array) else jnp.asarray(array.copy())
 
 
 def wide(dtype):
