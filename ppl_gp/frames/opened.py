@@ -116,7 +116,7 @@ def opened(
 ) -> Table | None:
     """What a frame, column or DataArray holds; `None` of anything else (arrays, numbers, options).
     Of a frame that has these `columns` they alone, in this order; a dictionary of them is a frame,
-    in which a number or text stands for all rows. `levels`: labels that are known, of each column.
+    in which a number or text stands for all rows. `levels`: the labels of each column in the fit.
 
     Raises `DataError`: missing entries of a type that has no NaN, columns that are neither numbers
     nor categories, columns of one name, what is no array yet.

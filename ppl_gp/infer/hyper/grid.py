@@ -201,7 +201,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     points, log_design = beyond.points, beyond.log_design
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     solved = np.asarray(at.loss) < UNUSABLE
-    # where the method succeeds and the model says -inf, there is no weight to lose
+    # a point that the model itself excludes, by a density of zero, has no weight to lose
     excluded = np.isneginf(at.value) & (np.asarray(at.solution.code) == Result.converged.code)
     log_weights = np.where(solved, -np.asarray(at.loss), -np.inf) + log_design
     total = float(np.asarray(logsumexp(log_weights)))

@@ -50,8 +50,8 @@ class Effort(NamedTuple):
 
 
 def floored(f: Moments) -> Moments:
-    """With variances that nodes resolve beside the mean: 50 rounding errors of its square; in
-    float32 a standard deviation of some 250 rounding errors, as 50 of a square would be seen.
+    """With variances large enough for nodes to differ from the mean: 50 rounding errors of its
+    square. In float32 the standard deviation is some 250 rounding errors of the mean.
     """
     unit = min(50 * float(jnp.finfo(f.mean.dtype).eps), 1e-9)
     scale = f.mean**2 + jnp.mean(f.variance) + jnp.finfo(f.mean.dtype).tiny ** 0.5
