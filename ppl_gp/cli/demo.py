@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ppl_gp.cli.data import Preparation
+from ppl_gp.cli.problem import num_outcomes
 from ppl_gp.cli.run import (
     Effort,
     Files,
@@ -60,7 +61,7 @@ def require_drawable(path: Path | None, problem: Problem, along: str | None = No
 
 
 def _is_binary(problem: Problem) -> bool:
-    return set(np.unique(problem.y).tolist()) <= {0, 1}
+    return num_outcomes(problem.model, problem.kwargs, problem.X, problem.y) == 2
 
 
 def _holds_words(problem: Problem) -> bool:

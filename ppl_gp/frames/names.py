@@ -3,8 +3,10 @@ fit keeps of them.
 """
 
 import dataclasses
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -126,10 +128,22 @@ def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container
     }
 
 
+def is_tree(value) -> bool:
+    """Whether JAX takes the entries of a dictionary for leaves: of other kinds it does not."""
+    return type(value) in (dict, OrderedDict, defaultdict)
+
+
+def refilled(value, entries: Iterable) -> Any:
+    """A dictionary of the same kind, and of the same order, with other entries."""
+    new = copy(value)
+    new.update(entries)
+    return new
+
+
 def _walk(path: str, value: Any, plain: Callable) -> Any:
     """The same containers, `plain(path, leaf)` for each leaf; paths as in `Leaves`."""
-    if type(value) is dict:
-        return {k: _walk(f"{path}[{k!r}]", v, plain) for k, v in value.items()}
+    if is_tree(value):
+        return refilled(value, ((k, _walk(f"{path}[{k!r}]", v, plain)) for k, v in value.items()))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         named = zip(value._fields, value, strict=True)  # pyright: ignore[reportAttributeAccessIssue]
         return type(value)(*(_walk(f"{path}.{k}", v, plain) for k, v in named))

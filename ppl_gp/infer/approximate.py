@@ -235,7 +235,7 @@ class _Guide:
                 config = of_site(self.latents, name, "latents") or Amortised()
                 site, num = trace[name], _num_data(trace, trace[name])
                 inputs = self.model.reading.inputs_of_rows(Leaves(self.model, args, kwargs))
-                own, along = (site, random.key(i), num), self.model.reading.row_axes.get("y", 0)
+                own, along = (site, random.key(i), num), self.model.reading.along("y")
                 local[name] = initial_latents(config, *own, whole, sees, inputs, along)
         if found.hyper:
             self.hyper = make_guide(self.make_hyper, self.model)

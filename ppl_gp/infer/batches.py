@@ -47,47 +47,18 @@ def first_rows(source: Source) -> Rows:
     return first
 
 
-class Levels:
-    """Calls `require(args, kwargs)` for the first batch, and for those of which a column of whole
-    numbers goes beyond the ones before: it raises `DataError` for a level that the model lacks.
-    """
-
-    def __init__(self, require: Callable):
-        self.require, self.seen = require, {}
-
-    def __call__(self, rows: Rows) -> None:
-        leaves = enumerate(jax.tree.leaves((rows.args, rows.kwargs)))
-        arrays = {i: x for i, x in leaves if isinstance(x, np.ndarray) and x.ndim and x.size}
-        arrays = {i: x for i, x in arrays.items() if x.dtype.kind in "iuf"}
-        ends = {i: self._ends(np.reshape(x, (len(x), -1))) for i, x in arrays.items()}
-        before = {i: self.seen.get(i, (np.inf, -np.inf)) for i in ends}
-        wider = [
-            np.any(ends[i][0] < low) or np.any(ends[i][1] > high)
-            for i, (low, high) in before.items()
-        ]
-        if any(wider) or not self.seen:
-            self.require(rows.args, rows.kwargs)
-        for i, (low, high) in before.items():
-            self.seen[i] = np.minimum(low, ends[i][0]), np.maximum(high, ends[i][1])
-
-    @staticmethod
-    def _ends(columns: np.ndarray) -> tuple:
-        """Of each column that is whole."""
-        whole = np.all(columns == np.floor(columns), 0)
-        return np.where(whole, columns.min(0), np.inf), np.where(whole, columns.max(0), -np.inf)
-
-
 def usable(
     source: Source, done: int, levels: Callable[[Rows], None] | None = None
 ) -> Iterator[Rows | dict]:
     """Batches from a step on; in place of one that cannot be used, the `result`, `message` and
-    `cause` that a run ends with: a bad file does not end hours of work. `levels`: as `Levels`.
+    `cause` that a run ends with: a bad file does not end hours of work. `levels` raises `DataError`
+    for a level that the model lacks.
     """
     batches = source.batches(done)
     for step in itertools.count(done):
         try:
             rows = next(batches, None)
-            if levels is not None and rows is not None and is_finite(rows):
+            if levels is not None and rows is not None:
                 levels(rows)
         except Exception as error:
             told = f"batch {step} (counted from 0): {type(error).__name__}: {error}"

@@ -16,6 +16,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import Names
 from ppl_gp.reading.arguments import wide
+from ppl_gp.settings import require_whole
 from ppl_gp.sparse.bound import Batch
 
 Rows = Batch  # on the host, without a key
@@ -65,10 +66,7 @@ class Stream:
     token: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        if self.num_data < 1:
-            raise DataError(
-                f"Stream(num_data={self.num_data}): give the number of rows of one pass."
-            )
+        require_whole(self, "num_data")
         if not (callable(self.batches) or isinstance(self.batches, Iterable)):
             raise DataError(
                 f"Stream({self.batches!r}): give an iterable of batches, or a function that "

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from ppl_gp.errors import DataError
-from ppl_gp.frames.names import Names, arrays
+from ppl_gp.frames.names import Names, arrays, is_tree, refilled
 
 
 def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -39,8 +39,9 @@ def _observed(leaf):
 
 def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     """One argument of this name, as `as_arrays` has it. A memory map is checked as it is read."""
-    if type(value) is dict:
-        return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
+    if is_tree(value):
+        named = ((k, as_array(f"{name}[{k!r}]", v, lists=lists)) for k, v in value.items())
+        return refilled(value, named)
     if lists and isinstance(value, list | tuple) and _is_rows(value):
         return _checked(name, value)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
@@ -88,7 +89,9 @@ def _checked(name: str, value):
             "the model, numpyro.handlers.mask(mask=...) or obs_mask=..."
         )
     array = value if isinstance(value, jax.Array) else np.asarray(value)
-    if not array.dtype.isnative:  # of FITS or netCDF files: JAX takes this machine's order of bytes
+    if (
+        isinstance(array, np.ndarray) and not array.dtype.isnative
+    ):  # of FITS or netCDF files: JAX takes this machine's order of bytes
         array = array.astype(array.dtype.newbyteorder("="))
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")
@@ -146,14 +149,24 @@ def parameters_of(model: Callable) -> Mapping[str, inspect.Parameter]:
 
 
 def named_arrays(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:
-    """The arguments with the model's first one positional, however it was given, frames and
-    labelled arrays as NumPy arrays, and what these were called.
+    """The arguments with the model's first one positional, however it was given, and `y` by name,
+    frames and labelled arrays as NumPy arrays, and what these were called.
     """
     (name,) = argument_names(model, 1)
     first = parameters_of(model).get(name)
     if not args and name in kwargs and first is not None and first.kind is not first.KEYWORD_ONLY:
         args, kwargs = (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
-    return arrays(argument_names(model, len(args)), args, kwargs)
+    names = argument_names(model, len(args))
+    start = names.index("y") if "y" in names[1:] else len(args)
+    if all(_by_name(model, k) and k not in kwargs for k in names[start:]):
+        kwargs = {**kwargs, **dict(zip(names[start:], args[start:], strict=True))}
+        args, names = args[:start], names[:start]
+    return arrays(names, args, kwargs)
+
+
+def _by_name(model: Callable, name: str) -> bool:
+    known = parameters_of(model).get(name)
+    return known is not None and known.kind is known.POSITIONAL_OR_KEYWORD
 
 
 class Leaves:

@@ -105,6 +105,10 @@ class Reading:
         """{path of an array argument with one entry per datum: its axis of the data}."""
         return dict(self.rows)
 
+    def along(self, argument: str) -> int:
+        """The axis of the data of an argument's arrays, the last one where they differ."""
+        return max((a for p, a in self.rows if argument_of(p) == argument), default=0)
+
     def num_rows(self, leaves: Leaves) -> int | None:
         """N: the entries of what has one per datum; if nothing has, those of the first argument."""
         axes, arrays = self.row_axes, leaves.arrays

@@ -15,7 +15,7 @@ from ppl_gp.reading.arguments import argument_names
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict.prediction import is_classification
 from ppl_gp.results.query.layout import with_observations
-from ppl_gp.results.record import Record
+from ppl_gp.results.record import Record, has_layers
 
 _PANEL = (3.6, 3.2)  # inches
 # How methods are told apart: seven of them per panel, by colours that the colour-blind see (Okabe &
@@ -55,12 +55,14 @@ def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
     `None`, ""), of two the second alone, (M, 1). Raises `DataError` if the fit called `name`
     predicts anything else but one number per row.
     """
-    known = not (observed or fit.sampled)  # one Gaussian, whose quantiles need no search
+    # one Gaussian, whose quantiles need no search
+    known = not (observed or fit.sampled or has_layers(fit))
     p = fit.predict(X_new, quantiles=None if known else (0.025, 0.975), **kwargs)
     if observed and is_classification(p) and np.ndim(p.probs) <= 2:
         return np.reshape(p.probs, (len(X_new), -1)), None, ""
     mean: Any = p.mean if observed else p.f_mean
-    called = "median" if mean is None and p.quantiles is not None else "mean"
+    lacks = mean is None or (not isinstance(mean, dict) and not np.any(np.isfinite(mean)))
+    called = "median" if lacks and p.quantiles is not None else "mean"
     mean = mean if called == "mean" else fit.predict(X_new, quantiles=(0.5,), **kwargs).quantiles[0]
     if np.shape(mean) != (len(X_new),):
         told = f"sites {list(mean)}" if isinstance(mean, dict) else f"shape {np.shape(mean)}"

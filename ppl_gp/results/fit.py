@@ -189,11 +189,11 @@ def _quantiles(q: Distribution):
     try:
         return np.stack([np.asarray(q.icdf(level)) for level in _LEVELS])
     except (NotImplementedError, ImportError):  # some of NumPyro's need TensorFlow's
-        mean, reach = np.asarray(q.mean), 5.0 * np.sqrt(q.variance)  # Cantelli: 4.4 sds hold 95 %
+        drawn = np.asarray(q.sample(random.key(0), (_DRAWS,)))  # both levels lie within them
     try:
-        return np.stack([_halved(q.cdf, p, mean - reach, mean + reach) for p in _LEVELS])
+        return np.stack([_halved(q.cdf, p, drawn.min(0), drawn.max(0)) for p in _LEVELS])
     except (NotImplementedError, ImportError):
-        return np.quantile(q.sample(random.key(0), (_DRAWS,)), _LEVELS, axis=0)
+        return np.quantile(drawn, _LEVELS, axis=0)
 
 
 def _halved(cdf, level: float, low, high):

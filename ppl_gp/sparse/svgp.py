@@ -218,6 +218,7 @@ class CollapsedSVGP:
 
     def __post_init__(self):
         require_whole(self, "num_inducing", "max_steps")
+        require_positive(self, "tol")
         if not isinstance(self.hyper, MAP | Fixed):
             raise DataError(f"CollapsedSVGP(hyper={self.hyper!r}): give MAP() or Fixed({{...}}).")
 
@@ -330,6 +331,7 @@ class SVGP:
 
     def __post_init__(self):
         require_whole(self, "num_inducing", "batch_size", "max_steps", "patience", "devices")
+        require_positive(self, "tol")
         _require_parts(self)
         if self.learning_rate is not None and not callable(self.learning_rate):
             require_positive(self, "learning_rate")

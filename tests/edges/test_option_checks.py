@@ -53,7 +53,8 @@ def test_what_is_no_number_is_named(value):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
 def test_tolerances_are_positive(value):
-    for kind in (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid):
+    kinds = (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid, pg.SVGP, pg.CollapsedSVGP)
+    for kind in kinds:
         with pytest.raises(pg.DataError, match=rf"{kind.__name__}\(tol="):
             kind(tol=value)
 

@@ -123,7 +123,8 @@ def _split(key, num: int) -> list[Array]:
 
 def judged(begun: Begun, state: State, key) -> tuple[float | None, float | None]:
     """(the ELBO over all data, its standard error), nats, with a KL weight of 1 for any `beta`. The
-    error is that of 2 to 10 sums with draws, or rows of a stream, of their own; else `None`.
+    error is that of 2 to 10 sums with draws, or rows of a stream, of their own; else `None`. Raises
+    `DataError` for a level, of rows that no step took, that the model lacks.
     """
     source, drawn = begun.subject.source, begun.problem.drawn
     plain = eqx.tree_at(lambda p: p.beta, begun.problem, replace_fn=jnp.ones_like)
@@ -131,8 +132,12 @@ def judged(begun: Begun, state: State, key) -> tuple[float | None, float | None]
     keys = _split(key, repeats(source.num_data) if drawn else 1)
     if not isinstance(source, StreamSource):
         return mean_and_error([_of_batches(begun, state, k) for k in keys])
-    each = cycle(keys)  # one where nothing is drawn
-    return over_passes(source, drawn, lambda rows: _of_batches(begun, state, next(each), rows))
+    each, known = cycle(keys), begun.subject.levels or (lambda rows: None)  # one: nothing is drawn
+
+    def sum_of(sweep):
+        return _of_batches(begun, state, next(each), (known(rows) or rows for rows in sweep))
+
+    return over_passes(source, drawn, sum_of)
 
 
 def errors_of(begun: Begun, state: State, key, told: bool = True) -> dict:

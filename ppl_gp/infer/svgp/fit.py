@@ -137,7 +137,11 @@ def _settled(begun: Begun, end: State, key, free: dict) -> float:
 
 def _judgement(begun: Begun, ended: Reached, key) -> tuple[Reached, float | None, dict]:
     """(the run with its result, the bound over all data, what `stats` say of it)."""
-    bound, error = judged(begun, ended.state, key)
+    try:
+        bound, error = judged(begun, ended.state, key)
+    except DataError as error:  # the steps are kept
+        told = {"bad_batch": f"in the sum over all data: {error}", "stream_error": error}
+        return ended._replace(result=Result.stream_ended), None, told
     told = {"log_evidence_se": error}
     if bound is not None and np.isfinite(bound):
         told |= errors_of(begun, ended.state, key)

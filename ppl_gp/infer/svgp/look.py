@@ -1,6 +1,7 @@
 """What `SVGP` is asked to fit: the model, its batches, and what one run on a first batch showed."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpyro import handlers
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.batches import Levels, Source, as_batch, first_rows, source_of
+from ppl_gp.infer.batches import Source, as_batch, first_rows, is_finite, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.space import given, held, holding
 from ppl_gp.infer.probes import first_trace, probe_layers
@@ -19,7 +20,7 @@ from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
 from ppl_gp.reading.dependence import depends
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.predictor.collapse import collapse
-from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
+from ppl_gp.reading.predictor.collapsed import Collapsed, lacks_levels, require_levels
 from ppl_gp.reading.reading import Declared, declare
 from ppl_gp.reading.refusals import require_pairs, unpaired
 from ppl_gp.reading.roles import is_whole, roles, subsampling
@@ -45,7 +46,7 @@ class Subject(NamedTuple):
     names: tuple[str, ...]
     structure: Structure
     additive: bool  # whether each term of the likelihood sees one function
-    levels: Callable[[Rows], None] | None = None  # of a stream with effects: `batches.Levels`
+    levels: Callable[[Rows], None] | None = None  # of a stream: `_require_known_levels`
 
     @property
     def gps(self) -> tuple[str, ...]:
@@ -109,9 +110,16 @@ def look_at(
     if isinstance(model, Collapsed):
         require_levels(model, source.args, source.kwargs, hyper)
     is_told = isinstance(model, Collapsed) and isinstance(source, StreamSource)
-    levels = Levels(lambda *at: require_levels(model, *at, hyper)) if is_told else None
+    levels = partial(_require_known_levels, model, hyper) if is_told else None
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     return Subject(model, source, first, trace, names, structure, additive, levels)
+
+
+def _require_known_levels(model: Collapsed, hyper: dict, rows: Rows) -> None:
+    """As `require_levels`, of a batch, compiled; one with NaN is told of elsewhere."""
+    batch = as_batch(rows, None)
+    if is_finite(rows) and bool(lacks_levels(model, batch.args, batch.kwargs, hyper)):
+        require_levels(model, batch.args, batch.kwargs, hyper)
 
 
 def _source(method: SparseMethod, model, args, kwargs, seed):

@@ -108,7 +108,7 @@ def _latents(method: SparseMethod, subject: Subject, trace, batch: Batch, key) -
             )
         own = trace[name], random.fold_in(key, i), num_data
         inputs = model.reading.inputs_of_rows(Leaves(model, batch.args, batch.kwargs))
-        along = model.reading.row_axes.get("y", 0)
+        along = model.reading.along("y")
         whole = batch, uses_inputs(model, batch), inputs, along
         found[name] = start.initial_latents(config, *own, *whole)
     return found

@@ -198,7 +198,7 @@ def initial_latents(
     if "y" in sees and along != 0:
         raise DataError(
             f"Amortised(): y has its rows along axis {along}, and the encoder of '{site['name']}' "
-            "sees rows along the first. Pass y.T, and write obs=y.T in the model; or take Free()."
+            "sees rows along the first. Pass it transposed, y.T, and write obs=y.T in the model; or take Free()."
         )
     own, seen = config.encoder is not None, latents.encoder_rows(sees, args, kwargs, inputs)
     form = seen, size, config.width, config.depth

@@ -19,6 +19,7 @@ from numpyro import handlers
 
 from ppl_gp.errors import DataError, warn
 from ppl_gp.gp import bare, hidden_axes, unwrap
+from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.predictor.predictor import Innovated, ObservedPart, Rest
 from ppl_gp.reading.predictor.prior import PredictorGP, RowsKernel
@@ -175,12 +176,8 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
     """Raise `DataError` where an index of an effect, or of a place, is out of its range, which
     JAX would take for the nearest one inside. Not under `jit`.
     """
-    num, arrays = model.completed(args, kwargs)
-    rest = Rest(arrays if num > 1 else model.skeleton.twice(arrays), hyper)
-    zero = {k: np.zeros(x.shape, x.dtype) for k, x in model.moved.innovations(rest).items()}
-    names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
-    here = model.moved.at(rest)
-    for indices, sizes, places, signed in here.predictors.looked_up(zero, rest):
+    names, found = _looked_up(model, args, kwargs, hyper)
+    for indices, sizes, places, signed in found:
         outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
         paths = [p for i in places if i < len(names) and (p := names[i])]
         if (below := min((int(np.min(x)) for x in signed), default=0)) < 0:
@@ -200,3 +197,20 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
                 "new ones included: those without data keep their prior. If a table has the "
                 "members, give it with the new ones at its end."
             )
+
+
+@quick_jit
+def lacks_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict):
+    """Whether `require_levels` has something to say, of which it needs the values."""
+    _, found = _looked_up(model, args, kwargs, hyper)
+    outside = [jnp.any((i < 0) | (i >= jnp.asarray(sizes))) for i, sizes, *_ in found]
+    return jnp.any(jnp.stack([jnp.zeros((), bool), *outside]))
+
+
+def _looked_up(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> tuple[list, list]:
+    """(names of the inputs by their places, what `Predictors.looked_up` finds)."""
+    num, arrays = model.completed(args, kwargs)
+    rest = Rest(arrays if num > 1 else model.skeleton.twice(arrays), hyper)
+    zero = {k: np.zeros(x.shape, x.dtype) for k, x in model.moved.innovations(rest).items()}
+    names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
+    return names, model.moved.at(rest).predictors.looked_up(zero, rest)

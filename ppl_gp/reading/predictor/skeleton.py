@@ -128,13 +128,14 @@ class Skeleton:
 
 
 def _require_apart(path: str, x: np.ndarray) -> None:
-    """Raise `DataError` where float32 makes different rows of a whole column equal, by more than a
-    millionth of its range: times in seconds, say, and not numbers of people.
+    """Raise `DataError` where float32 moves a gap between rows of a whole column by more than a
+    hundredth, and by a millionth of its range: times in seconds, say, and not numbers of people.
     """
     for column in np.reshape(x, (len(x), -1)).T:
-        rounded = column.astype(np.float32)
-        off = np.max(np.abs(rounded.astype(float) - column), initial=0.0)
-        if off <= 1e-6 * np.ptp(1.0 * column) or np.unique(rounded).size == np.unique(column).size:
+        values = np.unique(column)
+        gaps, rounded = np.diff(values), np.diff(values.astype(np.float32).astype(float))
+        off = np.abs(rounded - gaps)
+        if np.all((off <= 1e-2 * gaps) | (off <= 1e-6 * np.ptp(1.0 * values))):
             continue
         raise DataError(
             f"argument '{path}' has whole numbers up to {column.max()}, and float32 rounds their "

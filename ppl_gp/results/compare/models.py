@@ -99,7 +99,8 @@ def compare_models(
     fits : mapping
         {name: fit with a `log_evidence`}.
     prior : mapping, default None
-        {name: p(model)}, positive; it is normalised. None gives all models the same probability.
+        {name: p(model)}, positive, of every model; it is normalised. None gives all models the same
+        probability.
     log_symmetry : mapping, default None
         {name: nats to add to its evidence}: log K! if a bound describes one of the K! equal modes
         of a mixture of K components. `fit.symmetries` has it as `log_count`.
@@ -139,10 +140,10 @@ def compare_models(
     """
     _require_fits(fits)
     names = list(fits)
-    prior = _weights("prior", prior, names, 1.0)
+    prior = _weights("prior", prior or dict.fromkeys(names, 1.0), names, math.nan)
     symmetry = _weights("log_symmetry", log_symmetry, names, 0.0)
     if bad := [k for k, p in prior.items() if not (p > 0 and math.isfinite(p))]:
-        raise DataError(f"compare_models(prior={prior}): {bad} must be positive numbers.")
+        raise DataError(f"compare_models(prior={prior}): give {bad} positive numbers.")
     methods = {k: type(fit.method) for k, fit in fits.items()}
     kinds = {k: getattr(of, "evidence_is", of.__name__) for k, of in methods.items()}
     if len(set(kinds.values())) > 1 and not mixed:

@@ -133,13 +133,11 @@ def log_density(
         raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
     fit.warn_of_others("log_density")
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
+    scores = partial(_scores, fit, num_draws)
     if getattr(y_new, "ndim", 0) == 1 and many_separate_rows(fit, X_new, args, kwargs):
-        options = {"num_draws": num_draws, "with_error": with_error}
-        score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
-        return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
-    query = query_at(fit, X_new, args, kwargs)
-    query = observing(query, y_new)
-    log_p, nodes, draws = log_density_at(query, fit.blocks, num_draws, fit.independent_draws)
+        log_p, nodes, draws = by_rows(scores, fit.model, X_new, args, kwargs, (y_new,))
+    else:
+        log_p, nodes, draws = scores(X_new, (y_new, *args), kwargs)
     if not with_error:
         _warn_of_errors(nodes, draws)
     if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
@@ -149,6 +147,13 @@ def log_density(
             "exposure of zero makes 0 log 0 = NaN), and leave such rows out."
         )
     return (log_p, jnp.sqrt(nodes**2 + draws**2)) if with_error else log_p
+
+
+def _scores(fit: Record, num_draws: int | None, X, observed: tuple, kwargs: dict):
+    """What `log_density_at` returns, at rows X; `observed`: y_new and the other arguments."""
+    y_new, *args = observed
+    query = observing(query_at(fit, X, tuple(args), kwargs), y_new)
+    return log_density_at(query, fit.blocks, num_draws, fit.independent_draws)
 
 
 def _warn_of_errors(nodes, draws) -> None:
