@@ -30,7 +30,7 @@ from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.predictor import gaussian, is_gaussian, mean_of
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.reading import Declared, Reading
-from ppl_gp.reading.roles import cannot_be_drawn, is_observed, is_whole, roles
+from ppl_gp.reading.roles import cannot_be_drawn, is_observed, is_whole, roles, subsampling
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import line_of
 from ppl_gp.settings import GAUSSIAN
@@ -277,6 +277,9 @@ def _joined(
 def _causes(source: Declared, args, kwargs, trace: dict, sites) -> dict[str, str]:
     """{Gaussian site: what beside the predictor keeps it from being integrated}."""
     sites = [k for k in trace if k in sites and is_gaussian(trace[k])]
+    if plates := subsampling(trace):
+        told = f"plate {[*plates]} subsamples; leave subsample_size out, give SVGP(batch_size=...)"
+        return dict.fromkeys(sites, told)
     if not source.reading.grows:
         return dict.fromkeys(sites, _UNREAD)
     hidden = tuple(k for k, s in trace.items() if is_observed(s) and s["data_axis"] is None)

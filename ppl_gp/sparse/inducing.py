@@ -69,7 +69,8 @@ class InducingVariables(eqx.Module):
 
 
 def as_floats(Z):
-    """Whole numbers as floats, which training can move."""
+    """Lists, and whole numbers, as floats, which training can move."""
+    Z = jnp.asarray(Z) if isinstance(Z, list | tuple) else Z
     is_whole = hasattr(Z, "dtype") and jnp.issubdtype(Z.dtype, jnp.integer)
     return jnp.asarray(Z, float) if is_whole else Z
 

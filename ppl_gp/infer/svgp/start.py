@@ -198,7 +198,8 @@ def initial_latents(
     if "y" in sees and along != 0:
         raise DataError(
             f"Amortised(): y has its rows along axis {along}, and the encoder of '{site['name']}' "
-            "sees rows along the first. Pass it transposed, y.T, and write obs=y.T in the model; or take Free()."
+            "sees rows along the first. Pass it transposed, and write obs=y.T in the model; or "
+            "take Free()."
         )
     own, seen = config.encoder is not None, latents.encoder_rows(sees, args, kwargs, inputs)
     form = seen, size, config.width, config.depth
@@ -238,12 +239,18 @@ def units(variables: InducingVariables, X, given: bool) -> Any:
             for k, v in variables.gps.items()
         }
         return dataclasses.replace(variables, gps=each)
-    spread = np.std(np.asarray(X), 0)
-    varying = max(1, int(np.sum(spread > 0)))
-    spread = np.where(spread > 0, spread, 1.0) / variables.num ** (given / varying)
-    unit = spread if isinstance(variables, Points) else 1.0
-    trained = eqx.filter(variables, eqx.is_inexact_array)
-    return jax.tree.map(lambda x: jnp.asarray(unit, x.dtype), trained)
+    places = lambda v: isinstance(v, InducingVariables) and hasattr(v, "Z")  # noqa: E731
+
+    def unit(v):
+        spread = np.std(np.asarray(X if isinstance(variables, Points) else v.Z), 0)
+        varying = max(1, int(np.sum(spread > 0)))
+        return np.where(spread > 0, spread, 1.0) / v.num ** (given / varying)
+
+    def of(v):
+        size = unit(v) if places(v) else 1.0
+        return jax.tree.map(lambda x: jnp.asarray(size, x.dtype), v)
+
+    return jax.tree.map(of, eqx.filter(variables, eqx.is_inexact_array), is_leaf=places)
 
 
 def priors_of(trace: dict, gps) -> tuple[dict, dict]:

@@ -34,6 +34,7 @@ from ppl_gp.reading.roles import (
     is_whole,
     log_prob_per_datum,
     roles,
+    subsampling,
 )
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import MOVES, line_of, needed
@@ -95,6 +96,7 @@ def _found(
     )
     done = any(isinstance(unwrap(trace[k]["fn"]), PredictorGP) for k in sites)
     stays = done or not model.reading.grows or bool(model.reading.without_rows)
+    stays = stays or bool(subsampling(trace))  # a batch is no slice of a model of other rows
     if stays or not sites or (_is_plain(trace, sites) and not plain):
         return None
     whole, found = Innovated(model, skeleton(model, args, kwargs), sites), roles(trace)
@@ -332,8 +334,10 @@ def _softmax(whole: Innovated, functions: int, few: Rest) -> tuple[int, ...]:
     num, found = whole.skeleton.num_rows(few.arrays), []
 
     def scores(eta, rest):
-        fns: list[Any] = [unwrap(part.fn) for part in whole.at(few).observed(eta, rest).values()]
+        parts = [*whole.at(few).observed(eta, rest).values()]
+        fns: list[Any] = [unwrap(part.fn) for part in parts]
         is_one = len(fns) == 1 and type(fns[0]) is dist.CategoricalLogits
+        is_one = is_one and parts[0].fn.shape() == (num,)  # one label a row
         found.append(is_one and jnp.shape(fns[0].logits) == (num, functions))
         return fns[0].logits if found[-1] else eta
 

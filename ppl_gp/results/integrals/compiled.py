@@ -218,9 +218,10 @@ def check_link_approximation(query: Query, name: str | None) -> None:
         )
     if query.integration is not Integration.quadrature or not _logits_are_affine(query):
         raise ModelError(
-            "link_approximation='mackay' needs one GP site and Bernoulli(logits=...) with logits "
-            f"affine in f; the observed sites are {[s.label for s in query.layout.sites]}. Leave "
-            "it out: quadrature fits every likelihood."
+            "link_approximation='mackay' needs one GP site and one Bernoulli(logits=...) a row, of "
+            "logits affine in f; the observed sites are "
+            f"{[s.label for s in query.layout.sites]}. Leave it out: quadrature fits every "
+            "likelihood."
         )
 
 
@@ -231,8 +232,10 @@ def _logits_are_affine(query: Query) -> bool:
     def logits(f):
         trace = query.trace(first, {query.site: f})
         fns = [bare(trace[site.name]["fn"]) for site in query.layout.sites]
-        kinds.update(type(unwrap(fn)) for fn in fns)
-        return [_logits(fn, f) for fn in fns if type(unwrap(fn)) is dist.BernoulliLogits]
+        one_each = all(fn.shape() == f.shape for fn in fns)
+        kinds.update(type(unwrap(fn)) if one_each else None for fn in fns)
+        fns = [fn for fn in fns if type(unwrap(fn)) is dist.BernoulliLogits]
+        return [_logits(fn, f) for fn in fns] if one_each else []
 
     proved = all(d <= Dependence.affine for d in dependence(logits, jnp.zeros(query.layout.num)))
     return proved and kinds <= {dist.BernoulliLogits}

@@ -14,7 +14,7 @@ from ppl_gp.kernels.base import safe_sqrt
 from ppl_gp.kernels.derivative import WithDerivatives, as_dim, require_differentiable
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, product
 from ppl_gp.sparse.families import DenseRoot, Root, dense_root
-from ppl_gp.sparse.inducing import InducingVariables, Points, require_places
+from ppl_gp.sparse.inducing import InducingVariables, Points, as_floats, require_places
 
 
 class Derivatives(InducingVariables):
@@ -52,7 +52,7 @@ class Derivatives(InducingVariables):
     10
     """
 
-    Z: Float[Array, "M *D"]
+    Z: Float[Array, "M *D"] = eqx.field(converter=as_floats)
     dim: int = eqx.field(default=0, static=True)
 
     @property
