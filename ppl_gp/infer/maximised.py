@@ -41,6 +41,7 @@ _DECLARED = {
     dist.NegativeBinomial2: ("mean", "concentration"),
 }
 _MORE = "with {} a datum depends on more functions than without"
+_BATCHES = "plates {} subsample: leave subsample_size out, and give SVGP(batch_size=...)"
 _UNREAD = (
     "the model cannot be traced at another number of rows: it holds arrays of one entry a row, or "
     "writes their number down, numpyro.plate('units', 12). Pass them as arguments, take the number "
@@ -140,11 +141,11 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
             f"{beside or 'the hyperparameters'}, far from their posterior if one scales the other, "
             f"and does not integrate them: {why}. Use {use}{wide}{known if functions else ''}."
         )
-    told = []
-    for why in dict.fromkeys(causes.values()):
-        sites = [k for k in causes if causes[k] == why]
-        told.append(_told(method, sites, why, any(cannot_be_drawn(trace[k]) for k in sites)))
-    return told
+    same = [
+        (why, [k for k in causes if causes[k] == why]) for why in dict.fromkeys(causes.values())
+    ]
+    flat = lambda sites: any(cannot_be_drawn(trace[k]) for k in sites)  # noqa: E731
+    return [_told(method, sites, why, flat(sites)) for why, sites in same]
 
 
 def _told(method: str, sites: list[str], why: str, flat: bool) -> str:
@@ -277,11 +278,9 @@ def _joined(
 def _causes(source: Declared, args, kwargs, trace: dict, sites) -> dict[str, str]:
     """{Gaussian site: what beside the predictor keeps it from being integrated}."""
     sites = [k for k in trace if k in sites and is_gaussian(trace[k])]
-    if plates := subsampling(trace):
-        told = f"plate {[*plates]} subsamples; leave subsample_size out, give SVGP(batch_size=...)"
-        return dict.fromkeys(sites, told)
-    if not source.reading.grows:
-        return dict.fromkeys(sites, _UNREAD)
+    plates = [*subsampling(trace)]
+    if plates or not source.reading.grows:
+        return dict.fromkeys(sites, _BATCHES.format(plates) if plates else _UNREAD)
     hidden = tuple(k for k, s in trace.items() if is_observed(s) and s["data_axis"] is None)
     bared = tuple(k for k in sites if not is_whole(trace[k]))
     if not sites or not (hidden or bared):

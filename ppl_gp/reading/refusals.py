@@ -82,10 +82,9 @@ _SAID = {
     "the model keeps an array of an earlier run{line}: a function, or a method of a distribution's "
     "class, encloses it. Keep each array that a distribution uses as an attribute, self.loc = "
     "loc.": (jax.errors.UnexpectedTracerError, "", ModelError),
-    "a mask of the model holds numbers, or is left out{line}: make it boolean there, "
-    "mask=seen.astype(bool) or obs_mask=seen.astype(bool).": (
-        (ValueError, "should be a bool array", DataError)
-    ),
+    "a mask of the model holds numbers{line}, or is left out at new rows: make it boolean there, "
+    "mask=seen.astype(bool) or obs_mask=seen.astype(bool); and let it be left out, "
+    "mask=True if seen is None else seen.": ((ValueError, "should be a bool array", DataError)),
     "{error}": (ValueError, "has a delta distribution", ModelError),
     "{error}: a distribution of the model refuses it{line}; check the arguments of the model.": (
         (ValueError, "distribution got invalid", DataError)

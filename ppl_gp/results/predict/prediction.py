@@ -357,7 +357,8 @@ def predict(
         New inputs, (M, D) or (M,), as in training. Columns of a frame are selected by name.
     *args, **kwargs
         The model's other arguments at the new inputs. Give arrays with one value per row again,
-        such as an offset. Other arguments are remembered. Leave out observations and masks.
+        such as an offset. Other arguments are remembered. Leave out observations, and masks
+        for which the model takes `None`.
     link_approximation : str, default None
         None integrates the model's likelihood by quadrature, to about 1e-9 for latent standard
         deviations up to 30. `"mackay"` is cheaper and off by up to 0.02, for
