@@ -41,7 +41,7 @@ _DECLARED = {
     dist.NegativeBinomial2: ("mean", "concentration"),
 }
 _MORE = "with {} a datum depends on more functions than without"
-_BATCHES = "plates {} subsample: leave subsample_size out, and give SVGP(batch_size=...)"
+_BATCHES = "plates {} subsample; leave subsample_size out, and give SVGP(batch_size=...)"
 _UNREAD = (
     "the model cannot be traced at another number of rows: it holds arrays of one entry a row, or "
     "writes their number down, numpyro.plate('units', 12). Pass them as arguments, take the number "
@@ -141,11 +141,9 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
             f"{beside or 'the hyperparameters'}, far from their posterior if one scales the other, "
             f"and does not integrate them: {why}. Use {use}{wide}{known if functions else ''}."
         )
-    same = [
-        (why, [k for k in causes if causes[k] == why]) for why in dict.fromkeys(causes.values())
-    ]
+    told = {why: [k for k in causes if causes[k] == why] for why in causes.values()}
     flat = lambda sites: any(cannot_be_drawn(trace[k]) for k in sites)  # noqa: E731
-    return [_told(method, sites, why, flat(sites)) for why, sites in same]
+    return [_told(method, sites, why, flat(sites)) for why, sites in told.items()]
 
 
 def _told(method: str, sites: list[str], why: str, flat: bool) -> str:

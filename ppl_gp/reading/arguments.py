@@ -89,8 +89,9 @@ def _checked(name: str, value):
             "the model, numpyro.handlers.mask(mask=...) or obs_mask=..."
         )
     array = value if isinstance(value, jax.Array) else np.asarray(value)
-    # of FITS or netCDF files: JAX takes this machine's order of bytes
-    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        raise DataError(f"{name} is a random key; pass its seed, an integer.")
+    if not array.dtype.isnative:  # of FITS or netCDF files: JAX takes this machine's order of bytes
         array = array.astype(array.dtype.newbyteorder("="))
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")

@@ -4,6 +4,7 @@ the value, the remedy.
 
 import subprocess
 import sys
+from collections import OrderedDict, defaultdict
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import small_fits
+from jax import random
 from numpyro import handlers
 
 import ppl_gp as pg
@@ -384,6 +386,29 @@ def test_arrays_of_other_byte_orders_and_tuples_are_arrays(kind):
     np.testing.assert_allclose(
         found.predict(as_kind(X[:3])).f_mean, usual.predict(X[:3]).f_mean, rtol=1e-10
     )
+
+
+@pytest.mark.parametrize("box", [OrderedDict, lambda x: defaultdict(float, x)])
+def test_arrays_in_other_dictionaries_are_arguments_too(box):
+    """Small integers wrapped around in them, and they were those of the caller."""
+    age, y = np.arange(20, 41).astype(np.uint8), np.linspace(0.0, 1.0, 21)
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), (X["age"] - 30) / 5.0))
+        with numpyro.plate("data", X["age"].shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    held = pg.Laplace(hyper=pg.Fixed({}))
+    found = pg.fit(model, held, 0, box({"age": age}), y=y)
+    assert found.log_evidence == pg.fit(model, held, 0, {"age": age}, y=y).log_evidence
+    age[:] = 0
+    assert np.max(found.args[0]["age"]) == 40
+
+
+def test_a_random_key_is_no_argument():
+    X, y = good()
+    with pytest.raises(DataError, match="argument 'key' is a random key; pass its seed"):
+        pg.fit(small_fits.classifier, LOCAL["laplace"], 0, X, y=y, key=random.key(0))
 
 
 def inside_the_plate(X, y=None):

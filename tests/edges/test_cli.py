@@ -272,7 +272,9 @@ def test_words_are_no_numbers(name, tmp_path):
 
 
 def test_a_picture_shows_the_data_and_names_the_predictor(tmp_path, monkeypatch):
-    """Of numbers y with its points; of two outcomes the function by its name."""
+    """Of numbers y with its points; of two outcomes the function by its name. Counts of 0 and 1
+    were taken for classes.
+    """
     shown = []
 
     def band(fits, X, y, **how):
@@ -281,12 +283,20 @@ def test_a_picture_shows_the_data_and_names_the_predictor(tmp_path, monkeypatch)
 
     monkeypatch.setattr(pictures.slices, "plot_predictions", band)
 
-    def model(X):
-        numpyro.sample("eta", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    def model(X, kind, y=None):
+        eta = numpyro.sample("eta", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", kind(eta), obs=y)
 
-    fit = made_fit(model, {}, np.zeros((2, 1)))
-    for y, how in (([0.5, 2.0], {"observed": True}), ([0, 1], {"observed": False})):
-        problem = Problem(model, np.zeros((2, 1)), np.array(y), np.zeros((0, 1)), np.zeros(0))
+    x = np.zeros((2, 1))
+    for kind, observed in (
+        (lambda f: dist.Normal(f, 1.0), True),
+        (lambda f: dist.Poisson(jnp.exp(f)), True),
+        (lambda f: dist.Bernoulli(logits=f), False),
+    ):
+        own, how = functools.partial(model, kind=kind), {"observed": observed}
+        fit = made_fit(own, {}, x, y=np.array([0, 1]))
+        problem = Problem(own, x, np.array([0, 1]), np.zeros((0, 1)), np.zeros(0))
         with pytest.raises(DataError, match="seen"):
             pictures.write_picture(
                 tmp_path / "p.png", {"laplace": fit}, problem, Preparation("y", ["x"], [0.0], [1.0])

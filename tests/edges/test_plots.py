@@ -370,6 +370,17 @@ def test_the_median_is_drawn_where_a_distribution_has_no_mean():
     assert "Median of y" in words(figure) and "mean" not in words(figure).lower()
 
 
+def test_the_median_is_drawn_where_the_mean_is_not_a_number():
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Cauchy(f, 0.5), obs=y)
+
+    figure = made_fit(model, {}, X_OF_ONE, y=np.sin(X_OF_ONE)).plot()
+    (line,) = (x for x in figure.axes[0].lines if x.get_label() == "median")
+    assert np.isfinite(line.get_ydata()).all() and "Median of y" in words(figure)
+
+
 def test_the_middle_of_an_argument_is_that_of_each_column():
     rows = np.array([[0.0, 3.0], [1.0, 5.0], [7.0, 4.0], [9.0, 9.0]])
     middle, told = slices._middle("W", rows, ArrayNames())
@@ -470,3 +481,25 @@ def test_bars_reach_the_ends_of_an_interval_that_is_mirrored_or_beside_the_mean(
     panels.draw_bars(ax, np.arange(2), np.array([1.0, 9.0]), np.array([[0.5, 2.0], [3.0, 4.0]]))
     (bars,) = ax.containers[0].lines[2]
     assert [s[:, 1].tolist() for s in bars.get_segments()] == [[0.5, 3.0], [2.0, 4.0]]
+
+
+def test_the_band_of_f_has_its_quantiles_where_latents_make_it_a_mixture():
+    """Of a function of two branches at -1 and 1 it was twice too wide, mean and 1.96 sd."""
+
+    def branches(X, y=None):
+        data = numpyro.plate("data", X.shape[0])
+        with data:
+            h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), jnp.concatenate([X, h], -1)))
+        with data:
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-1.5, 1.5, (40, 1))
+    y = rng.choice([-1.0, 1.0], 40) * np.sin(2.0 * x[:, 0])
+    method = pg.SVGP(num_inducing=10, max_steps=100, hyper=pg.Fixed({}))
+    fit, new = pg.fit(branches, method, 1, x, y=y, throw=False), np.array([[0.785]])
+    (ax,) = pg.plot_predictions(fit, x, y, X_new=new, observed=False).axes
+    band = ax.collections[0].get_paths()[0].vertices[:, 1]
+    ends = np.ravel(fit.predict(new).f_interval(0.95))
+    np.testing.assert_allclose([band.min(), band.max()], ends, rtol=1e-6)

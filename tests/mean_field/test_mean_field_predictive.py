@@ -216,3 +216,17 @@ def test_a_variance_that_does_not_exist_is_told(num):
         found = fit.predict(x)
     assert any("at most two degrees of freedom" in str(w.message) for w in told) == (num == 1)
     assert (found.mean_error is None) == (num == 3)
+
+
+def test_quantiles_do_not_need_a_variance():
+    """An inverse gamma of shape 1.5 has none, and the summary's quantiles were infinite."""
+
+    def model(X, y=None):
+        s2 = numpyro.sample("s2", dist.InverseGamma(0.5, 0.5))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X, jnp.sqrt(s2)), obs=y)
+
+    fit = pg.fit(model, pg.MeanField(), 0, np.zeros(2), y=np.array([0.5, -0.3]))
+    row = fit.summary().loc["s2"]
+    expected = stats.invgamma(1.5, scale=0.67).ppf([0.05, 0.95])
+    np.testing.assert_allclose(row[["5 %", "95 %"]].astype(float), expected, rtol=1e-6)

@@ -135,7 +135,8 @@ def test_whole_numbers_that_single_precision_rounds_are_refused():
     with jax.enable_x64(False):
         alone = pg.fit(model, held, 0, t, y=y, level=False)
         assert abs(alone.log_evidence - truth) < 1e-3
-        for times in (t, start + 60 * np.arange(12)):  # neighbours are one number, too
+        # neighbours are one number, too; they are apart, and their distances 128 for 300
+        for times in (t, start + 60 * np.arange(12), start + 300 * np.arange(12)):
             with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 17000"):
                 pg.fit(model, held, 0, times, y=y)
 

@@ -276,6 +276,24 @@ def test_who_says_what_to_integrate_has_the_rest_maximised():
     assert fit.hyper["u"].shape == (12,)
 
 
+@pytest.mark.parametrize("size", [20, None])
+def test_effects_of_a_model_that_subsamples_are_refused_by_that_cause(size):
+    """The cause was another predictor for other numbers of rows, or a raw error of shapes."""
+
+    def model(X, g, y=None):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+        data = numpyro.plate("data", X.shape[0], subsample_size=size or X.shape[0] // 10)
+        with data as i:
+            X, g = X[i], g[i]
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with data:
+            numpyro.sample("y", dist.Normal(f + u[g], 0.3), obs=None if y is None else y[i])
+
+    X, g = np.linspace(0.0, 6.0, 200), np.arange(200) % 5
+    with pytest.raises(pg.ModelError, match=r"plates \['data'\] subsample"):
+        pg.fit(model, pg.SVGP(num_inducing=5, max_steps=5), 0, X, g, y=np.sin(X))
+
+
 def test_a_single_value_of_such_a_model_is_told_of():
     with pytest.warns(UserWarning, match="another number of rows"):
         pg.fit(of_units, pg.Laplace(), 0, ROWS, y=FEW, size=12, shared=True)

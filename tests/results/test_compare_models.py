@@ -81,6 +81,8 @@ def test_probabilities_are_those_of_the_exact_evidences(fits):
     np.testing.assert_allclose([*found.probabilities.values()], _exact(), rtol=1e-7)
     weighed = pg.compare_models(fits, prior={"smooth": 1.0, "line": 3.0})
     np.testing.assert_allclose([*weighed.probabilities.values()], _exact((0.25, 0.75)), rtol=1e-7)
+    with pytest.raises(pg.DataError, match=r"give \['smooth'\] positive numbers"):
+        pg.compare_models(fits, prior={"line": 0.9})  # not 0.9 beside 1
     odds = math.log(_exact()[1] / _exact()[0])
     assert found.best == "smooth" and found.table[1]["log_odds"] == pytest.approx(odds, rel=1e-6)
     assert "estimate" in str(found) and "maximum" not in str(found)

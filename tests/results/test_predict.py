@@ -442,6 +442,14 @@ def test_mackay_approximation_says_where_it_does_not_apply():
     with pytest.raises(ModelError, match="logits affine in f"):
         made_fit(bent, {}, X, y=Y).predict(X_NEW, link_approximation="mackay")
 
+    def repeated(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("repeats", 3, dim=-2), numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    with pytest.raises(ModelError, match="one Bernoulli.* a row"):
+        made_fit(repeated, {}, X, y=np.stack([Y] * 3)).predict(X_NEW, link_approximation="mackay")
+
 
 # -------------------- arguments
 

@@ -332,6 +332,14 @@ def test_many_rows_of_binomials_and_a_long_table_are_as_few(monkeypatch):
     np.testing.assert_allclose(found.mean, fit.predict(table, item).mean[1:4], rtol=1e-10)
 
 
+def test_a_warning_names_rows_of_the_whole_table(fit, monkeypatch):
+    """It named their places in a chunk, and rows of two chunks twice."""
+    monkeypatch.setattr(prediction, "ROWS", 7)
+    exposure = np.where(np.arange(N) == N - 2, 0.0, 2.0)
+    with pytest.warns(UserWarning, match=rf"row\(s\) \[{N - 2}\] are NaN or infinite"):
+        fit.log_density(X, 0 * COUNTS, exposure=exposure, group=GROUP)
+
+
 def test_a_mask_by_the_observations_of_another_site_is_no_chain():
     """A hurdle: whether anything was bought, and how much of what was."""
 
@@ -348,3 +356,17 @@ def test_a_mask_by_the_observations_of_another_site_is_no_chain():
     np.testing.assert_allclose(
         found.mean["amount"], np.exp(found.f_mean + 0.5 * (found.f_variance + 0.09)), rtol=1e-4
     )
+
+
+def test_observations_by_position_are_those_by_name():
+    """A picture said that there are no training data, and a list was an option."""
+
+    def curve(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    held = pg.Laplace(hyper=pg.Fixed({}))
+    fit = pg.fit(curve, held, 0, X, np.sin(X).tolist())
+    assert fit.log_evidence == pg.fit(curve, held, 0, X, y=np.sin(X)).log_evidence
+    assert list(fit.kwargs) == ["y"] and len(fit.plot().axes) == 1

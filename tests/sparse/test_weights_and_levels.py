@@ -74,6 +74,32 @@ def test_a_level_of_a_later_batch_that_the_model_lacks_ends_the_run():
     assert fit.result == "stream_ended" and "index [5]" in fit.stats["bad_batch"]
 
 
+def by_band(X, age, width=10.0, step=0, y=None):
+    by_group(X, (age // width).astype(int) + 3 * step, y=y)
+
+
+@pytest.mark.parametrize("max_steps", [12, 5])
+@pytest.mark.parametrize("by_two", [False, True])
+def test_a_level_that_is_computed_is_told_of(max_steps, by_two):
+    """Of a column with fractions, of two columns whose ends other batches have reached; and of a
+    batch that the sum over all data alone meets, which counted 56 nats.
+    """
+    X, band, step = RNG.uniform(0.0, 5.0, 60), np.repeat([0, 1, 2, 3, 4, 5], 10), np.zeros(60, int)
+    if by_two:
+        band, step = np.repeat([0, 2, 1, 0, 1, 2], 10), np.repeat([1, 0, 0, 0, 0, 1], 10)
+    age = 10.0 * band + RNG.uniform(0.1, 9.9, 60)
+
+    def batches():
+        for rows in np.split(np.arange(60), 6):
+            own = {"X": X[rows], "age": age[rows], "y": np.sin(X[rows])}
+            yield own | {"step": step[rows]}
+
+    method = pg.SVGP(num_inducing=5, max_steps=max_steps, hyper=FIXED)
+    fit = pg.fit(by_band, method, 0, pg.Stream(batches, 60), throw=False)
+    assert fit.result == "stream_ended" and "index [5]" in fit.stats["bad_batch"]
+    assert fit.stats["steps"] == 5 and fit.log_evidence is None
+
+
 def curve(X, y=None):
     f = numpyro.sample("f", pg.GP(KERNEL, X))
     with numpyro.plate("data", X.shape[0]):
@@ -117,12 +143,17 @@ def outputs(X, y=None, seen=True, rows_first=False):
         numpyro.sample("y", dist.Normal(f, 0.1), obs=y.T if rows_first else y)
 
 
+def of_dictionary(X, y=None):
+    outputs(X, None if y is None else y["v"])
+
+
 def test_an_encoder_of_observations_wants_their_rows_first():
     """Rows from the third on shared one q(h), that of the last output."""
     y = RNG.normal(size=(3, 12))
     method = pg.SVGP(num_inducing=4, max_steps=2, hyper=FIXED)
-    with pytest.raises(pg.DataError, match=r"rows along axis 1.* Pass y\.T"):
-        pg.fit(outputs, method, 0, X, y=y)
+    for own, given in ((outputs, y), (of_dictionary, {"v": y})):
+        with pytest.raises(pg.DataError, match=r"rows along axis 1.* obs=y\.T"):
+            pg.fit(own, method, 0, X, y=given)
     fit = pg.fit(outputs, method, 0, X, y=y.T, rows_first=True, throw=False)
     assert np.isfinite(fit.log_evidence)
 
@@ -134,3 +165,23 @@ def test_a_mask_around_latents_is_refused():
     method = pg.SVGP(num_inducing=4, max_steps=2, hyper=FIXED, layers=free)
     with pytest.raises(pg.ModelError, match=r"handlers\.mask around the latents \['h'\]"):
         pg.fit(outputs, method, 0, X, y=RNG.normal(size=(3, 12)), seen=seen)
+
+
+def test_points_inside_other_variables_move_in_units_of_the_inputs():
+    """They moved by .05 where the inputs' range is .001, and did not come back."""
+    x = np.linspace(0.0, 1e-3, 60)
+    y = np.sin(2e4 * x) + 0.1 * np.random.default_rng(0).normal(size=60)
+    Z = np.linspace(0.0, 1e-3, 20)
+
+    def small(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1e-4), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    plain, inside = (
+        pg.fit(small, pg.SVGP(inducing=i, max_steps=60, hyper=FIXED), 0, x, y=y, throw=False)
+        for i in (Z, pg.features.Concatenated([pg.Points(Z)]))
+    )
+    assert inside.log_evidence == pytest.approx(plain.log_evidence, abs=1e-3)
+    assert pg.Points([0, 2, 4]).num == 3
+    assert pg.features.Derivatives(np.arange(5)).Z.dtype == float
