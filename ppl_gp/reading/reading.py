@@ -274,7 +274,8 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     needed = _needed(leaves, found, shaping, [seen[k].fn for k in predicted if k not in found.axes])
     free = {k: seen[k] for k, s in base.sites.items() if not (s.observed or s.is_gp)}
     # functions that a latent of a row sees elsewhere
-    across = _every(free[k].fn.sites for k in found.coupled if k in free)
+    latents = [k for k in found.coupled if k in free and not is_missing_part(k, seen)]
+    across = _every(free[k].fn.sites for k in latents)
     across -= {k for k, s in base.sites.items() if not s.is_gp}
     return Reading(
         axes=tuple(found.axes.items()),

@@ -429,3 +429,18 @@ def test_a_weight_of_each_unit_stays_with_it_where_the_rows_are_an_event(units):
     f = jnp.linspace(-1.0, 1.0, rows)
     found = pg.read(model, jnp.arange(1.0 * rows), w, y=y, hyper={}).log_lik(f)
     np.testing.assert_allclose(found, w @ dist.Normal(f, 0.5).log_prob(y), rtol=1e-12)
+
+
+def test_counts_that_obs_mask_leaves_out_couple_no_rows():
+    """What it draws for them ends when all rows have, and Poisson counts were refused by that."""
+
+    def model(X, seen, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y, obs_mask=seen)
+
+    X, seen = np.linspace(0.0, 3.0, 12), np.arange(12) % 3 > 0
+    held = pg.Laplace(hyper=pg.Fixed({}))
+    found = pg.fit(model, held, 0, X, seen, y=np.ones(12))
+    alone = pg.fit(model, held, 0, X[seen], np.ones(8, bool), y=np.ones(8))
+    assert found.log_evidence == pytest.approx(alone.log_evidence, abs=1e-6)
