@@ -380,7 +380,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):
 
     def predict(self, X):
         """Predict the class of largest probability, (M,)."""
-        return self.classes_[np.argmax(self.predict_proba(X), 1)]
+        best = np.argmax(self.predict_proba(X), 1)  # first: it asks for a fit
+        return self.classes_[best]
 
     def _default_model(self, X, y, weights):
         own = {*(self.arguments or ())}

@@ -96,7 +96,8 @@ def test_every_verb_answers(whole, tmp_path):
     loaded = pg.load(whole.save(tmp_path / "fit.ppl"), linear)
     np.testing.assert_allclose(loaded.predict(NEW).mean, found.mean, rtol=1e-12)
     assert whole.to_datatree().posterior["w"].shape == (1, 4000, 2)
-    with pytest.warns(UserWarning, match="taken for the posterior's"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # q is the posterior: its draws are, too
         whole.loo()
     exact = pg.fit(linear, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y)
     odds = pg.compare_models({"a": whole, "b": exact}, mixed=True).table[0]["log_odds"]

@@ -495,7 +495,7 @@ ROWS = {
         slow=True,
     ),
     "a plate of a written size": row(
-        r"numpyro\.plate\('units', X\.shape\[0\]\)",
+        r"numpyro\.plate\('units', 12\)\. .*take the number from these, X\.shape\[0\]",
         lambda: fit(units, X, method=pg.Laplace(), size=N),
         lambda: fit(units, X, method=pg.Laplace()),
         slow=True,
@@ -821,7 +821,7 @@ ROWS = {
         lambda: fit(shares, X, GROUP, y=SHARES, method=pg.NUTS(**_CHAIN), throw=False),
     ),
     "Sample of all latents together": row(
-        r"give MAP\(restarts=\.\.\., init=\.\.\.\).*or Fixed\(\{\.\.\.\}\)",
+        r"taken together, by hyper=MAP\(\) or Fixed\(\{\.\.\.\}\)",
         lambda: fit(without_function, X, method=pg.Laplace(integrate=(), hyper=pg.Sample())),
         lambda: fit(without_function, X, method=pg.Laplace(integrate=(), hyper=pg.MAP(2))),
         lambda: fit(

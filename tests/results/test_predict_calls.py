@@ -334,10 +334,16 @@ def test_many_rows_of_binomials_and_a_long_table_are_as_few(monkeypatch):
 
 def test_a_warning_names_rows_of_the_whole_table(fit, monkeypatch):
     """It named their places in a chunk, and rows of two chunks twice."""
+
+    def few_draws_at_nine(fit, num_draws, X, observed, kwargs):
+        y, *_ = observed
+        return jnp.zeros(len(y)), jnp.zeros(len(y)), jnp.where(y == 9, 1.0, 0.0)
+
     monkeypatch.setattr(prediction, "ROWS", 7)
-    exposure = np.where(np.arange(N) == N - 2, 0.0, 2.0)
-    with pytest.warns(UserWarning, match=rf"row\(s\) \[{N - 2}\] are NaN or infinite"):
-        fit.log_density(X, 0 * COUNTS, exposure=exposure, group=GROUP)
+    monkeypatch.setattr(scores, "_scores", few_draws_at_nine)
+    y = np.where(np.arange(N) == N - 2, 9, 0)
+    with pytest.warns(UserWarning, match=rf"row\(s\) \[{N - 2}\] rest on very few draws"):
+        fit.log_density(X, y, exposure=np.ones(N), group=GROUP)
 
 
 def test_a_mask_by_the_observations_of_another_site_is_no_chain():
