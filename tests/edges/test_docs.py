@@ -94,16 +94,22 @@ def test_our_half_of_a_pair_is_a_model_that_its_methods_take(pair):
 @pytest.mark.parametrize("page", SHOWN)
 @pytest.mark.filterwarnings("ignore")
 def test_every_block_of_a_page_runs_and_prints_what_it_shows(page, capsys, tmp_path, monkeypatch):
-    """Words as they are there, numbers within 2 %: they differ a little from one JAX to another."""
+    """Words as they are there, numbers within 2 %, or one in the last decimal place: they differ a
+    little from one JAX to another.
+    """
     monkeypatch.chdir(tmp_path)
-    names, number = {"__name__": "page"}, re.compile(r"-?\d+(?:\.\d+)?")
+    names, number = {"__name__": "page"}, re.compile(r"-?\d+(?:\.\d*)?")
+    words = lambda text: re.sub(r"\s", "", number.sub("#", text))  # noqa: E731 - arrays are aligned
     blocks = r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?"
     for code, shown in re.findall(blocks, (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL):
         exec(code, names)
         printed = capsys.readouterr().out
-        assert number.sub("#", printed) == number.sub("#", shown)
-        found, wanted = ([float(x) for x in number.findall(text)] for text in (printed, shown))
-        np.testing.assert_allclose(found, wanted, rtol=0.02)
+        assert words(printed) == words(shown)
+        pairs = zip(number.findall(printed), number.findall(shown), strict=True)
+        for found, wanted in pairs:
+            places = len(wanted.partition(".")[2])
+            last = 1.01 * 10.0**-places if places else 0.0
+            assert float(found) == pytest.approx(float(wanted), rel=0.02, abs=last), printed
 
 
 def test_every_script_and_every_notebook_is_a_page():
@@ -152,7 +158,8 @@ def test_the_example_of_a_docstring_runs(name):
     globs = {"np": np, "jnp": jnp, "numpyro": numpyro, "dist": dist, "jax": jax, "pg": pg}
     example = doctest.DocTestParser().get_doctest(documented()[name], globs, name, None, 0)
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    assert example.examples and not doctest.DocTestRunner(optionflags=flags).run(example).failed
+    told, runner = [], doctest.DocTestRunner(optionflags=flags)
+    assert example.examples and not runner.run(example, out=told.append).failed, "".join(told)
 
 
 def test_every_public_name_has_its_parameters():
