@@ -170,7 +170,10 @@ class Particle(NamedTuple):
         if sparse or latents:
             self.model.reading.require_pointwise("ELBO", (*sparse, *latents))
         self.model.reading.require_apart("without subsample_size", drawn=True)
-        return _Given(structure, frozenset(data_plates(trace)), _num_data(trace))
+        # the KL of a site whose rows `to_event` took is one number: it counts once
+        rows = tuple(k for k in structure.latents if trace[k]["data_axis"] < 0)
+        own = structure._replace(latents=rows)
+        return _Given(own, frozenset(data_plates(trace)), _num_data(trace))
 
     def _copies(self, given: _Given, share):
         """(log w_nk (K, B), (log p - log q of what is global (K,), N / B (K,))) of all copies."""

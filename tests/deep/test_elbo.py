@@ -596,6 +596,25 @@ def test_a_plate_that_the_guide_leaves_out_draws_a_batch_per_step(K):
     assert np.all(np.abs(slopes.mean(0) - whole) < 4.5 * error + 0.01)
 
 
+@pytest.mark.parametrize("event", [0, 1])
+def test_latents_of_the_rows_have_their_divergence_once(event):
+    """Its sum was added for each of the rows where `to_event` took their axis: 12 times."""
+
+    def model(X, y=None):
+        h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([N]).to_event(event))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", dist.Normal(X[:, 0] + h, 0.5), obs=y)
+
+    def guide(X, y=None):
+        numpyro.sample("h", dist.Normal(jnp.linspace(-1.0, 1.0, N), 1e-6).to_event(event))
+
+    at = jnp.linspace(-1.0, 1.0, N)
+    kl = dist.kl_divergence(dist.Normal(at, 1e-6), dist.Normal(0.0, 1.0)).sum()
+    bound = dist.Normal(X[:, 0] + at, 0.5).log_prob(Y).sum() - kl
+    found = -pg.ELBO().loss(random.key(0), {}, model, guide, X, y=Y)
+    assert found == pytest.approx(float(bound), abs=1e-3)
+
+
 MISSING = jnp.arange(N) % 3 == 1
 NOISE, KERNEL = 0.3, pg.kernels.Matern12(1.2, 0.8)
 
