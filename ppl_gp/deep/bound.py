@@ -238,13 +238,17 @@ def log_ratio(trace: dict, q: dict[str, dict], num: int, layers: Layers) -> Floa
 
 def _log_ratio(p: dict, q: dict, layers: Layers) -> Float[Array, "B"]:
     """Or minus its expectation KL[q || p] where that is known and K = 1; each with the `scale` of
-    its own site, as NumPyro's bounds have it.
+    its own site, as NumPyro's `Trace_ELBO` has it.
     """
     if layers.num_importance == 1:
         try:
-            return -sum_per_datum(q, q["scale"] * kl_divergence(q["fn"], p["fn"]))
+            known = -sum_per_datum(q, q["scale"] * kl_divergence(q["fn"], p["fn"]))
         except NotImplementedError:
             pass
+        else:
+            more = p["scale"] - q["scale"]
+            is_same = isinstance(more, float) and more == 0.0
+            return known if is_same else known + log_prob_per_datum({**p, "scale": more})
     return log_prob_per_datum(p) - log_prob_per_datum(q)
 
 

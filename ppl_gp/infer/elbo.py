@@ -254,10 +254,12 @@ class Particle(NamedTuple):
         q, beta = drawn["fn"], self.layers.beta
         if isinstance(q, SparseMarginals):
             return -beta * jnp.sum(scaled(drawn, kl_divergence(q, unwrap(site["fn"]))))
-        ratio = log_density(site, site["fn"], site["value"])
-        ratio -= log_density(drawn, held(q), drawn["value"])
+        log_p = log_density(site, site["fn"], site["value"])
+        ratio = log_p - log_density(drawn, held(q), drawn["value"])
         try:  # the value without noise, the gradient of the draw
             known = -jnp.sum(scaled(drawn, kl_divergence(q, site["fn"])))
+            # p's scale may be another than q's, which the KL has
+            known += log_p - log_density(drawn, site["fn"], site["value"])
         except NotImplementedError:
             return beta * ratio
         return beta * (ratio + lax.stop_gradient(known - ratio) if q.has_rsample else known)
