@@ -8,9 +8,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import lax, random
+from numpyro.distributions import constraints
 
 import ppl_gp as pg
-from ppl_gp.infer.mcmc.elliptical import elliptical_slice
+from ppl_gp.infer.mcmc.elliptical import _SliceWithinGibbs, elliptical_slice
+from ppl_gp.infer.mcmc.nuts import self_contained, whitened
 
 
 def conjugate(X, y=None):
@@ -36,6 +38,22 @@ def test_agrees_with_exact_regression():
     assert fit.stats["ess_by_site"]["f"] > 200
     np.testing.assert_array_less(np.abs(draws.mean(0) - mean), error)
     np.testing.assert_allclose(draws.std(0), sd, rtol=0.2)
+
+
+def test_an_improper_prior_has_a_start():
+    """As under NUTS, which needs no draws of it."""
+
+    def model(X, y=None):
+        noise = numpyro.sample("noise", dist.ImproperUniform(constraints.positive, (), ()))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    X = jnp.linspace(-2.0, 2.0, 8)
+    white = whitened(self_contained(model), ("f",))
+    kernel = _SliceWithinGibbs(white, pg.EllipticalSlice(), ("f_base",), True)
+    state = kernel.init(random.key(0), 2, None, (X,), {"y": jnp.sin(X)})
+    assert state.z["whites"]["f_base"].shape == (8,) and jnp.isfinite(state.z["hyper"]["noise"])
 
 
 def test_one_update_leaves_the_posterior_invariant():

@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
+from numpyro.infer import init_to_uniform
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import constrain_fn, potential_energy
 
@@ -131,8 +132,10 @@ class _SliceWithinGibbs(MCMCKernel):
         """Start f at zero (whitened), and the hyperparameters where NUTS starts them."""
         del init_params
         with handlers.block():
-            seeded = handlers.trace(handlers.seed(self._model, rng_key))
-            trace = seeded.get_trace(*model_args, **model_kwargs)
+            seeded = handlers.seed(self._model, rng_key)
+            # improper priors have no draws
+            begun = handlers.substitute(seeded, substitute_fn=init_to_uniform)
+            trace = handlers.trace(begun).get_trace(*model_args, **model_kwargs)
         whites = {k: jnp.zeros_like(trace[k]["value"]) for k in self._base_sites}
         inner, given = None, {**model_kwargs, "_whites": whites}
         if self._has_hyper:
