@@ -467,6 +467,27 @@ def test_params_have_no_prior_to_integrate_over():
         pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, X, y=Y)
 
 
+@pytest.mark.parametrize(
+    ("prior", "told"),
+    [
+        (dist.Bernoulli(0.5), "'k' is discrete"),
+        (dist.ProjectedNormal(jnp.ones(2)), "'k' has support.*no unconstrained coordinates"),
+    ],
+)
+def test_what_no_search_moves_in_is_named(prior, told):
+    """NumPyro's registry raises an empty NotImplementedError."""
+
+    def model(X, y=None):
+        k = numpyro.sample("k", prior)
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + jnp.sum(k), 0.3), obs=y)
+
+    for hyper in (pg.Grid(), pg.MAP(maximise=("k",))):
+        with pytest.raises(pg.ModelError, match=f"hyperparameter {told}.*Fixed"):
+            pg.fit(model, pg.Laplace(hyper=hyper), 0, X, y=Y)
+
+
 GROUP = np.arange(N) % 5
 FRESH = np.array([0, 3, 4])  # groups of the new rows
 LIKELIHOODS = {

@@ -81,8 +81,16 @@ def support(site: dict) -> constraints.Constraint:
 
 
 def transform(site: dict) -> Transform:
-    """From unconstrained values to a site's support."""
-    return biject_to(support(site))
+    """From unconstrained values to a site's support; `ModelError` where there is no such map."""
+    where = support(site)
+    try:
+        return biject_to(where)
+    except NotImplementedError as error:
+        name, other = site["name"], f"has support {where}, with no unconstrained coordinates"
+        told = "is discrete" if where.is_discrete else other
+        raise ModelError(
+            f"hyperparameter '{name}' {told}; fix it with hyper=Fixed({{'{name}': ...}})."
+        ) from error
 
 
 def require_draws(site: dict, remedy: str) -> None:
@@ -116,13 +124,10 @@ def at_bounds(sp: Space, hyper: dict) -> dict:
 
 
 def space(trace: dict, model, args, kwargs) -> Space:
-    """The space of a model's hyperparameters, from one trace; `ModelError` for a discrete one."""
+    """The space of a model's hyperparameters, from one trace; `ModelError` as of `transform`."""
     found = roles(trace)
     for name in found.hyper:
-        if support(trace[name]).is_discrete:
-            raise ModelError(
-                f"hyperparameter '{name}' is discrete; fix it with hyper=Fixed({{'{name}': ...}})."
-            )
+        transform(trace[name])
     return Space(model, (*found.hyper, *found.params), args, kwargs, {})
 
 
