@@ -491,3 +491,22 @@ def test_a_constraint_of_hyperparameters_is_not_judged_at_one_draw():
     np.testing.assert_allclose(inside.log_evidence, free.log_evidence, atol=1e-6)
     with pytest.raises(pg.DataError, match=r"site\(s\) \['floor'\], .* at any of 20 draws"):
         pg.fit(constrained(50.0), pg.Laplace(), 0, x, y=y)
+
+
+def test_what_is_hardly_known_is_said_of_the_point_that_is_returned(monkeypatch):
+    """Not of the first search's end too, where noise explains all and f's variance is unknown."""
+    said = []
+    monkeypatch.setattr(map_file, "warn_if_weakly_known", lambda *told: said.append(told[4]))
+    x = np.linspace(0.0, 3.4, 100)
+
+    def model(x, y=None):
+        v = numpyro.sample("v", dist.HalfNormal(1.0))
+        ell = numpyro.sample("ell", dist.LogNormal(0.0, 1.0))
+        s = numpyro.sample("s", dist.LogNormal(-2.0, 1.0))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(v, ell), x))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(f, s), obs=y)
+
+    y = np.sin(25.0 * x) + 0.1 * np.random.default_rng(0).normal(size=100)
+    fit = pg.fit(model, pg.Laplace(), 0, x, y=y)
+    assert len(said) == 1 and float(said[0]["ell"]) == float(fit.hyper["ell"]) < 0.1

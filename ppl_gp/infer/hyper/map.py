@@ -5,7 +5,7 @@ far. `restarts.py` is one step of all restarts, compiled.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -95,7 +95,7 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     given = None if config.init is None else fixed_values(config, where)
     label = f"{type(problem.method).__name__} MAP"
 
-    def climbed(begun: Run, again) -> tuple[Run, Point]:
+    def climbed(begun: Run, again) -> tuple[Run, tuple[Point, Callable]]:
         stages = _stages(ascent, begun, config, again)
         runs, _ = interruptible(stages, label, config.max_steps, problem.progress)
         return runs, _best(ascent, begun.point, runs, problem.trace)
@@ -107,10 +107,12 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     runs, best = climbed(begun, again)
     look = partial(_elsewhere, ascent, begun.point, runs, config, problem)
     there = None if verb.ended else unless_stopped(look, None)[0]
-    if there is None:
-        return ascent, best
-    _, found = climbed(start(ascent, problem.rng_key, 1, there), None)
-    return ascent, max(best, found, key=lambda point: point.stats["log_posterior"])
+    if there is not None:
+        _, found = climbed(start(ascent, problem.rng_key, 1, there), None)
+        best = max(best, found, key=lambda one: one[0].stats["log_posterior"])
+    point, tell = best
+    tell(point)  # of the point that stays alone
+    return ascent, point
 
 
 def _elsewhere(
@@ -157,8 +159,10 @@ def _stages(ascent: Ascent, runs: Run, config: MAP, again) -> Iterator[Stage[Run
             return
 
 
-def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
-    """The best of the restarts, solved once more at its point; `begun`: where they began."""
+def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> tuple[Point, Callable]:
+    """(The best of the restarts, solved once more at its point; what tells of it); `begun`: where
+    they began.
+    """
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     hyper, bounds, flat = constrained(ascent, runs, np.asarray(best))
@@ -181,11 +185,16 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
             stats["caution"] = caution
         elif result is Result.max_steps:
             stats["caution"] = stopped(stats, slopes)
-    if result is Result.converged and not (ascent.jacobian or roles(trace).params):
+    tell = partial(_tell, ascent, runs, best, slopes, trace)
+    return Point(hyper, result, stats, value, solution), tell
+
+
+def _tell(ascent: Ascent, runs: Run, best: int, slopes: dict, trace: dict, point: Point) -> None:
+    """A warning of what the data hardly determine, where a search under priors has converged."""
+    if point.result is Result.converged and not (ascent.jacobian or roles(trace).params):
         where = ascent.space
         sds, _ = unless_stopped(lambda: spreads(ascent, runs, best, slopes), None)
-        warn_if_weakly_known(where.model, where.args, where.kwargs, trace, hyper, sds)
-    return Point(hyper, result, stats, value, solution)
+        warn_if_weakly_known(where.model, where.args, where.kwargs, trace, point.hyper, sds)
 
 
 def warn_if_weakly_known(model, args, kwargs, trace: dict, hyper: dict, sds: dict | None) -> None:
