@@ -25,7 +25,7 @@ from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.elbo import ELBO
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.hyper.autoguides import is_auto, require_guide, traced
+from ppl_gp.infer.hyper.autoguides import ANNEALED, is_auto, kind_of, require_guide, traced
 from ppl_gp.infer.hyper.space import Space
 from ppl_gp.infer.local import of_draws, weighted
 from ppl_gp.infer.mcmc.nuts import missing_parts, require_samplable, self_contained
@@ -46,7 +46,6 @@ _MOST_LATENTS = 1000  # entries of all sites up to which q is judged: their squa
 _POINTS = (autoguide.AutoDelta, autoguide.AutoLaplaceApproximation)
 # without a best member that sds could be compared with
 _FLOWS = (autoguide.AutoBNAFNormal, autoguide.AutoIAFNormal)
-_ANNEALED = (autoguide.AutoDAIS, autoguide.AutoSemiDAIS)
 
 
 @dataclass(frozen=True)
@@ -126,20 +125,11 @@ class SVI:
                 f"SVI(optimiser={type(self.optimiser).__name__}): give an optax transformation, "
                 "optax.adam(0.02), and no optimiser of numpyro.optim."
             )
-        if _is_auto_class(self.guide) and issubclass(_class_of(self.guide), _ANNEALED):
+        if issubclass(kind := kind_of(self.guide), ANNEALED):
             raise DataError(
-                f"SVI(guide={_class_of(self.guide).__name__}): annealed guides have no "
-                "draws after training that can be scored; take AutoNormal or "
-                "AutoMultivariateNormal."
+                f"SVI(guide={kind.__name__}): annealed guides have no draws after training that "
+                "can be scored; take AutoNormal or AutoMultivariateNormal."
             )
-
-
-def _class_of(guide) -> Any:
-    return guide.func if isinstance(guide, functools.partial) else guide
-
-
-def _is_auto_class(guide) -> bool:
-    return is_auto(_class_of(guide))
 
 
 @run_method.register
@@ -153,7 +143,7 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
         )
     require_samplable(model, trace, args, kwargs, "SVI()")
     whole = self_contained(model, missing_parts(trace))
-    guide = method.guide(whole) if _is_auto_class(method.guide) else method.guide
+    guide = method.guide(whole) if is_auto(method.guide) else method.guide
     optimiser = optax_to_numpyro(method.optimiser or _adam(method))
     svi = infer.SVI(whole, guide, optimiser, method.loss)
     key_init, key_bound, key_draws = random.split(rng_key, 3)
@@ -350,13 +340,12 @@ def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, ja
 
 def _tell(method: SVI, settled, mean_shift, sd_ratio, pareto_k, importance_gain) -> None:
     """Warn that q is not the posterior: by how much, and what helps."""
-    guide: Any = _class_of(method.guide)
-    name = getattr(guide, "__name__", type(guide).__name__)
+    kind = kind_of(method.guide)
+    name = getattr(getattr(method.guide, "func", method.guide), "__name__", kind.__name__)
     sizes = [f"a mean is about {mean_shift:.2g} posterior sd off"] * (mean_shift > 0.1)
     if max(sd_ratio, 1.0 / sd_ratio) > 1.1:
         sizes += [f"an sd is {sd_ratio:.2g} times the posterior's"]
     told = ", ".join([*sizes, f"the bound is {importance_gain:.2g} nats below log p(y)"])
-    kind = guide if isinstance(guide, type) else type(guide)
     is_flow, steps = issubclass(kind, _FLOWS), method.num_steps
     full = is_flow or issubclass(kind, autoguide.AutoMultivariateNormal)
     other = "NUTS()" if full else "SVI(guide=AutoMultivariateNormal), or NUTS()"

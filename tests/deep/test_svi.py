@@ -150,7 +150,7 @@ def test_what_it_does_not_fit_is_refused():
     for options, match in (
         ({"num_steps": 0}, "num_steps=0"),
         ({"learning_rate": -1.0}, "learning_rate"),
-        ({"guide": AutoDAIS}, "AutoDAIS"),
+        *(({"guide": g}, "AutoDAIS") for g in (AutoDAIS, AutoDAIS(linear, K=1))),
     ):
         with pytest.raises(pg.DataError, match=match):
             pg.SVI(**options)

@@ -1,5 +1,7 @@
 """`SVGP` integrates effects beside a GP: one q(u) of inducing variables and effects."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 import ppl_gp as pg
+from ppl_gp.infer.svgp.look import look_at
 
 N, GROUPS = 40, 5
 
@@ -66,6 +69,14 @@ def test_effects_are_integrated_under_a_guide_of_the_hyperparameters_too():
     log_p = jax.jit(jax.vmap(evidence))(sd) + dist.HalfNormal(1.0).log_prob(sd)
     exact = float(jax.nn.logsumexp(log_p) + jnp.log(sd[1] - sd[0]))
     assert exact - 1.5 < fit.log_evidence < exact
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, functools.partial(AutoNormal, init_scale=0.01)])
+def test_an_autoguide_with_options_leaves_effects_to_be_integrated(guide):
+    X, W, group, eta, _ = data()
+    method = pg.SVGP(hyper=guide, num_inducing=6)
+    subject = look_at(method, model, (X, W, group), {"y": eta}, 0)
+    assert subject.names == ("sd",)
 
 
 def _at_new_rows(fit, ask):

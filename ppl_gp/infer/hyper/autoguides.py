@@ -4,7 +4,7 @@ a guide draws, against what its model samples, before the first step.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -24,6 +24,8 @@ from ppl_gp.reading.fingerprint import digest
 from ppl_gp.reading.refusals import VALUE_WANTED
 from ppl_gp.reading.roles import is_missing_part, roles, subsampling
 from ppl_gp.reading.tracing import run, sample_hyper
+
+ANNEALED = AutoDAIS, AutoSemiDAIS
 
 
 @lru_cache(maxsize=64)
@@ -105,9 +107,9 @@ def make_guide(make: Callable, model: Callable) -> Any:
     """`make`'s guide, not set up yet; `DataError` for what makes none, and for annealed guides."""
     # They run Hamiltonian steps on the density of the model that they see, here the prior alone,
     # and score them by a factor.
-    if isinstance(make, type) and issubclass(make, AutoDAIS | AutoSemiDAIS):
+    if issubclass(kind := kind_of(make), ANNEALED):
         raise DataError(
-            f"hyper={make.__name__} anneals towards the model's density, of which a guide of the "
+            f"hyper={kind.__name__} anneals towards the model's density, of which a guide of the "
             f"hyperparameters sees the prior alone; {_REMEDY}"
         )
 
@@ -128,9 +130,17 @@ def make_guide(make: Callable, model: Callable) -> Any:
     return guide
 
 
+def kind_of(make: Any) -> type:
+    """The class behind a class, a `functools.partial` of one, or an instance."""
+    made = make.func if isinstance(make, partial) else make
+    return made if isinstance(made, type) else type(made)
+
+
 def is_auto(make: Any) -> bool:
-    """Whether `make` is a class of NumPyro's autoguides, which guide whatever sites there are."""
-    return isinstance(make, type) and issubclass(make, AutoGuide)
+    """Whether `make` is a class of NumPyro's autoguides, which guide whatever sites there are, or a
+    `functools.partial` of one.
+    """
+    return issubclass(kind_of(make), AutoGuide) and not isinstance(make, AutoGuide)
 
 
 @contextmanager
