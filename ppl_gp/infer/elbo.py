@@ -89,6 +89,16 @@ def auxiliary(drawn, trace, of=lambda fn: fn):
     return sum([jnp.sum(scaled(s, log_q(s))) for s in sites], jnp.zeros(()))
 
 
+def require_scored(drawn: dict, trace: dict, who: str) -> None:
+    """As `require_guide`; `ModelError` too where the guide scores itself by more than its draws."""
+    require_guide(drawn, trace, who)
+    if factors := [k for k, s in drawn.items() if is_observed(s)]:
+        raise ModelError(
+            f"{who}: the guide scores itself by {factors}, factors, which no bound here counts; "
+            "take NumPyro's loss=Trace_ELBO()."
+        )
+
+
 class CopyMessenger(Messenger):
     """Copy k of K draws latents of the data by its own key, and q(f) jointly with its sisters."""
 
@@ -162,7 +172,7 @@ class Particle(NamedTuple):
             return run(self.model, self.args, self.kwargs, {**self.params, **indices, **values})
 
         trace = rerun({})
-        require_guide(drawn, trace, "ELBO")
+        require_scored(drawn, trace, "ELBO")
         structure = layers(roles(trace), trace, rerun)
         # moments and copies are of each row; one draw of f or of latents is of all rows
         sparse = [k for k in structure.gps if isinstance(unwrap(drawn[k]["fn"]), SparseMarginals)]
@@ -435,7 +445,7 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
         key_guide, key_model = random.split(key)
         joint = OverRows(seeded(guide, params, key_guide))
         drawn = handlers.trace(joint).get_trace(*args, **kwargs)
-        require_guide(drawn, bare_trace(model, args, kwargs, params), type(self).__name__)
+        require_scored(drawn, bare_trace(model, args, kwargs, params), type(self).__name__)
         replayed = handlers.replay(seeded(model, params, key_model), drawn)
         trace = handlers.trace(replayed).get_trace(*args, **kwargs)
         require_no_subsampling(trace, type(self).__name__)

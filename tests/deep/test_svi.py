@@ -301,6 +301,19 @@ def test_a_guide_of_other_sites_is_named_before_the_first_step(wrong):
             loss.loss(jax.random.key(0), {}, latents, guide, X, y=Y)
 
 
+def test_a_guide_that_scores_itself_by_a_factor_is_refused():
+    """Its log q had no such term: the bound rose without end."""
+
+    def guide(X, y=None):
+        own_guide(X, y)
+        numpyro.factor("weight", 3.0)
+
+    params = {"centre": jnp.zeros(2)}
+    for loss in (pg.ELBO(), pg.GlobalImportanceWeightedELBO(2)):
+        with pytest.raises(pg.ModelError, match=r"scores itself by \['weight'\].*Trace_ELBO"):
+            loss.loss(jax.random.key(0), params, linear, guide, X, y=Y)
+
+
 def test_a_guide_without_the_plate_that_subsamples_is_named():
     def model(X, y=None):
         with numpyro.plate("data", N, subsample_size=5) as rows:
