@@ -27,7 +27,7 @@ from ppl_gp.deep.bound import COPIES, draw_copy
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare_shape, unwrap
-from ppl_gp.infer.hyper.autoguides import log_q, require_guide
+from ppl_gp.infer.hyper.autoguides import is_auxiliary, log_q, require_guide
 from ppl_gp.reading.digest import Bones
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import (
@@ -114,7 +114,9 @@ class CopyMessenger(Messenger):
         if isinstance(fn, SparseMarginals):
             if msg["name"] in self.structure.varying:
                 msg["value"] = draw_copy(fn.process, fn.prior, key, self.axis)
-        elif any(frame.name in self.plates for frame in msg["cond_indep_stack"]):
+        elif msg["name"] in self.structure.latents or any(
+            frame.name in self.plates for frame in msg["cond_indep_stack"]
+        ):
             msg["kwargs"]["rng_key"] = random.fold_in(key, self.k)
 
 
@@ -174,6 +176,8 @@ class Particle(NamedTuple):
         trace = rerun({})
         require_scored(drawn, trace, "ELBO")
         structure = layers(roles(trace), trace, rerun)
+        if self.layers.num_importance > 1:
+            _require_alone(structure.latents, drawn, trace)
         # moments and copies are of each row; one draw of f or of latents is of all rows
         sparse = [k for k in structure.gps if isinstance(unwrap(drawn[k]["fn"]), SparseMarginals)]
         latents = structure.latents if self.layers.num_importance > 1 else ()
@@ -275,6 +279,21 @@ class Particle(NamedTuple):
         return beta * (ratio + lax.stop_gradient(known - ratio) if q.has_rsample else known)
 
 
+def _require_alone(latents: tuple[str, ...], drawn: dict, trace: dict) -> None:
+    """Raise `ModelError` where p or q has the latents of all rows as one value: copies of a row's
+    have no weight of their own.
+    """
+    joint = any(is_auxiliary(s) for s in drawn.values())
+    points = [k for k in latents if isinstance(unwrap(drawn[k]["fn"]), dist.Delta)]
+    if whole := [k for k in latents if trace[k]["data_axis"] >= 0 or (joint and k in points)]:
+        raise ModelError(
+            f"ImportanceWeightedELBO(): the latents {whole} are drawn for all rows at once, by "
+            "to_event or by a guide such as AutoMultivariateNormal, and it weighs draws of each "
+            "row. Declare them in the data's plate and take AutoNormal, or take ELBO() or "
+            "GlobalImportanceWeightedELBO()."
+        )
+
+
 def _num_data(trace) -> int:
     """B, the entries of what is observed along the axis of the data."""
     sites = [s for s in trace.values() if is_observed(s) and s["data_axis"] is not None]
@@ -312,8 +331,9 @@ class ImportanceWeightedELBO(NumPyroELBO):
     DataError
         For counts below 1, or a `beta` out of range.
     ModelError
-        If the guide does not match the model, or no plate of the data has observations. Also for
-        `doubly_reparameterised` latents that enter a GP site drawn jointly.
+        If the guide does not match the model, or scores itself by a factor; no plate of the data
+        has observations. With several draws, for latents that p or q has for all rows at once, and
+        for `doubly_reparameterised` ones that enter a GP site drawn jointly.
     NotPointwiseError
         If a row depends on a GP at other rows, or, with several draws, on latents of other rows.
         Also if a plate subsamples and a row depends on the others of its batch.
