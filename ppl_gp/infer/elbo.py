@@ -295,14 +295,10 @@ def _require_alone(latents: tuple[str, ...], drawn: dict, trace: dict) -> None:
 
 
 def _num_data(trace) -> int:
-    """B, the entries of what is observed along the axis of the data."""
+    """B, the entries of what is observed along the axis of the data; 1 where nothing has one."""
     sites = [s for s in trace.values() if is_observed(s) and s["data_axis"] is not None]
     if not sites:
-        raise ModelError(
-            "the model observes nothing in a plate that grows with the rows of its first "
-            "argument; give the inputs, one row per datum, as the first argument, and declare "
-            "numpyro.plate('data', X.shape[0]) around what is observed."
-        )
+        return 1  # an empty term, to which others add
     shape = bare_shape(sites[0]["fn"])
     return shape[data_axis(sites[0], len(shape))]  # pyright: ignore[reportArgumentType]
 
@@ -331,9 +327,9 @@ class ImportanceWeightedELBO(NumPyroELBO):
     DataError
         For counts below 1, or a `beta` out of range.
     ModelError
-        If the guide does not match the model, or scores itself by a factor; no plate of the data
-        has observations. With several draws, for latents that p or q has for all rows at once, and
-        for `doubly_reparameterised` ones that enter a GP site drawn jointly.
+        If the guide does not match the model, or scores itself by a factor. With several draws, for
+        latents that p or q has for all rows at once, and for `doubly_reparameterised` ones that
+        enter a GP site drawn jointly.
     NotPointwiseError
         If a row depends on a GP at other rows, or, with several draws, on latents of other rows.
         Also if a plate subsamples and a row depends on the others of its batch.

@@ -582,12 +582,26 @@ def test_what_does_not_fit_is_a_typed_error():
     with pytest.raises(pg.ModelError, match="drawn jointly"):
         bounds(pg.ImportanceWeightedELBO(3, doubly_reparameterised=True), "layered", 1)
 
-    def bare(X, y=None):
-        a = numpyro.sample("a", dist.Normal())
-        numpyro.sample("y", dist.MultivariateNormal(a * jnp.ones(N), jnp.eye(N)), obs=y)
 
-    with pytest.raises(pg.ModelError, match="in a plate"):
-        pg.ELBO().loss(random.key(0), {}, bare, AutoNormal(bare), X, y=Y)
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("is_factor", [False, True])
+def test_observations_without_rows_count_once(K, is_factor):
+    """`check` lists SVI for such models, which was refused. q is the posterior."""
+
+    def model(X, y=None):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        q = dist.MultivariateNormal(a * jnp.ones(N), jnp.eye(N))
+        if is_factor:
+            numpyro.factor("y", q.log_prob(y))
+        else:
+            numpyro.sample("y", q, obs=y)
+
+    def guide(X, y=None):
+        numpyro.sample("a", dist.Normal(y.sum() / (1 + N), (1 + N) ** -0.5))
+
+    evidence = dist.MultivariateNormal(jnp.zeros(N), jnp.eye(N) + 1.0).log_prob(Y)
+    found = bounds(pg.ImportanceWeightedELBO(K), "", 2000, {}, model, guide)
+    assert abs(found.mean() - evidence) < 4 * found.std() / np.sqrt(len(found))
 
 
 def straight(X, y=None, size=None):
