@@ -488,6 +488,13 @@ def test_what_no_search_moves_in_is_named(prior, told):
             pg.fit(model, pg.Laplace(hyper=hyper), 0, X, y=Y)
 
 
+def test_a_start_that_cannot_be_used_is_named_as_it_was_given():
+    """It was called MAP's, and known after the first checks alone."""
+    begun = pg.Grid(init={"v": -1.0, "length": 1.0})
+    with pytest.raises(pg.DataError, match=r"Grid\(init=\.\.\.\)\['v'\] = -1.0 is outside"):
+        pg.fit(regression, pg.Laplace(hyper=begun), 0, X, y=Y)
+
+
 GROUP = np.arange(N) % 5
 FRESH = np.array([0, 3, 4])  # groups of the new rows
 LIKELIHOODS = {

@@ -34,7 +34,7 @@ from ppl_gp.local.natural import as_general, as_kept
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import Stage, interruptible, verb
-from ppl_gp.settings import MAP, Grid
+from ppl_gp.settings import Grid
 
 # From here on a posterior counts as no Gaussian, besides a stretch that had to be cut: the share of
 # the points that one would use, and the mass that a lattice leaves out.
@@ -79,8 +79,7 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     label = f"{type(problem.method).__name__}(hyper=Grid())"
     require_bounded(problem.trace, problem.model.reading, label)
     _require_few_with_priors(problem)
-    how = MAP(config.restarts, config.max_steps, config.tol, config.init)
-    ascent, mode = maximise(how, problem, jacobian=True)
+    ascent, mode = maximise(config, problem, jacobian=True)
     if not verb.ended:  # a search that was stopped has no mode to lay points about
         laid, _ = interruptible(_lay(ascent, mode), label, 3, problem.progress)
         if laid is not None:

@@ -40,7 +40,7 @@ from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import Stage, interruptible, unless_stopped, verb
-from ppl_gp.settings import MAP
+from ppl_gp.settings import MAP, Grid
 
 _AGAIN = 8  # starts where none of those that were asked for has a value
 # sd of a logarithm from which on a hyperparameter is weakly known. Length scales and variances of
@@ -85,7 +85,9 @@ def _one_start(problem: LocalProblem) -> str | None:
     return hint
 
 
-def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tuple[Ascent, Point]:
+def maximise(
+    config: MAP | Grid, problem: LocalProblem, jacobian: bool = False
+) -> tuple[Ascent, Point]:
     """Run all restarts to convergence and keep the best: (what was climbed, the point).
     `interrupted` and `max_steps` keep the best point so far. `jacobian`: the maximum in
     unconstrained coordinates. How the best one has ended counts; the others' ends are in `stats`.
@@ -116,7 +118,7 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
 
 
 def _elsewhere(
-    ascent: Ascent, begun: dict, runs: Run, config: MAP, problem: LocalProblem
+    ascent: Ascent, begun: dict, runs: Run, config: MAP | Grid, problem: LocalProblem
 ) -> dict | None:
     """Hyperparameters of the best start with other length scales, if it is above what the search
     has reached: no step leaves a mode where noise explains all. One evaluation each.
@@ -144,7 +146,7 @@ def _with_entry(every, index: int, x):
     return jnp.asarray(every)
 
 
-def _stages(ascent: Ascent, runs: Run, config: MAP, again) -> Iterator[Stage[Run]]:
+def _stages(ascent: Ascent, runs: Run, config: MAP | Grid, again) -> Iterator[Stage[Run]]:
     """Steps of all restarts until every one has ended; `again`: where no start has a value."""
     yield Stage(runs, 0)
     tol = np.asarray(config.tol, float)
@@ -225,7 +227,7 @@ def _result(runs: Run, best: int, flat: bool) -> Result:
     return Result.converged if np.asarray(runs.done)[best] and flat else Result.max_steps
 
 
-def _require_inside(runs: Run, config: MAP) -> None:
+def _require_inside(runs: Run, config: MAP | Grid) -> None:
     """The ends of a support are infinitely far away."""
     edge = [
         k
@@ -234,8 +236,8 @@ def _require_inside(runs: Run, config: MAP) -> None:
     ]
     if config.init is not None and edge:
         raise DataError(
-            f"MAP(init=...) has {edge} on the edge of the support, where no step starts; give "
-            "values inside."
+            f"{type(config).__name__}(init=...) has {edge} on the edge of the support, where no "
+            "step starts; give values inside."
         )
 
 

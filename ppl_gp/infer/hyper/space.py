@@ -20,7 +20,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
-from ppl_gp.settings import MAP, Fixed
+from ppl_gp.settings import MAP, Fixed, Grid
 
 _MEDIAN_DRAWS = 101
 _AT_BOUND = 1e-3
@@ -170,7 +170,8 @@ def given(hyper) -> tuple[str, Mapping]:
     """(how the argument is called, the values that it gives) of any `hyper=`."""
     if isinstance(hyper, Fixed):
         return "Fixed(...)", hyper.values
-    return "MAP(init=...)", (hyper.init or {}) if isinstance(hyper, MAP) else {}
+    values = (hyper.init or {}) if isinstance(hyper, MAP | Grid) else {}
+    return f"{type(hyper).__name__}(init=...)", values
 
 
 def held(hyper, trace: dict) -> dict:
