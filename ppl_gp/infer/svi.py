@@ -74,8 +74,8 @@ class SVI:
     Raises
     ------
     DataError
-        For numbers out of range, an optimiser that is not from optax, and annealed guides
-        (`AutoDAIS`).
+        For numbers out of range, an optimiser that is not from optax, a guide or loss that is none,
+        and annealed guides (`AutoDAIS`).
     ModelError
         In `fit`, for GP sites (use `SVGP`, or `guide` with NumPyro's SVI), params, discrete latents
         and plates that subsample. Also for a guide that does not match the model, and a log density
@@ -125,6 +125,13 @@ class SVI:
                 f"SVI(optimiser={type(self.optimiser).__name__}): give an optax transformation, "
                 "optax.adam(0.02), and no optimiser of numpyro.optim."
             )
+        if not callable(self.guide):
+            raise DataError(
+                f"SVI(guide={self.guide!r}): give an autoguide class, AutoNormal, or a guide."
+            )
+        if not isinstance(self.loss, infer.elbo.ELBO):
+            given = getattr(self.loss, "__name__", repr(self.loss))
+            raise DataError(f"SVI(loss={given}): give an instance, pg.ELBO() or Trace_ELBO().")
         if issubclass(kind := kind_of(self.guide), ANNEALED):
             raise DataError(
                 f"SVI(guide={kind.__name__}): annealed guides have no draws after training that "

@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer import SVI, RenyiELBO
+from numpyro.infer import SVI, RenyiELBO, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoDAIS,
     AutoDelta,
@@ -150,6 +150,8 @@ def test_what_it_does_not_fit_is_refused():
     for options, match in (
         ({"num_steps": 0}, "num_steps=0"),
         ({"learning_rate": -1.0}, "learning_rate"),
+        ({"guide": None}, "guide=None"),
+        ({"loss": Trace_ELBO}, "loss=Trace_ELBO.*instance"),
         *(({"guide": g}, "AutoDAIS") for g in (AutoDAIS, AutoDAIS(linear, K=1))),
     ):
         with pytest.raises(pg.DataError, match=match):
