@@ -187,7 +187,8 @@ class CollapsedSVGP:
     Raises
     ------
     DataError
-        For counts below 1 or another `hyper`, and in `fit` for a `Stream`.
+        For counts below 1 or another `hyper`. In `fit`, for a `Stream`, and as in `SVGP` for
+        options of `MAP`.
     ModelError
         In `fit`, unless the noise is Gaussian around one function at given inputs.
 
@@ -270,8 +271,8 @@ class SVGP:
     ------
     DataError
         For options out of range, here and in the parts, and for `beta=0` with natural gradients. In
-        `fit`, for annealed guides (`AutoDAIS` and the like), `AutoLaplaceApproximation`, and
-        `MAP(restarts=)` above 1.
+        `fit`, for annealed guides (`AutoDAIS` and the like), `AutoLaplaceApproximation`, and `MAP`
+        with more `restarts`, or with `max_steps` or `tol`, which the method has itself.
 
     Notes
     -----

@@ -21,7 +21,7 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc import nuts
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.svgp.look import look_at, site_inputs
-from ppl_gp.infer.svgp.start import inducing_variables, priors_of
+from ppl_gp.infer.svgp.start import inducing_variables, priors_of, require_known_sites
 from ppl_gp.kept import FromInducing
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.reading import declare
@@ -145,6 +145,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     variables = {
         k: inducing_variables(method, k, p, inputs[k], seed, bool(hyper)) for k, p in priors.items()
     }
+    require_known_sites(method.inducing, variables)
     expectation = Expectation(method.num_nodes, additive=subject.additive)
     kernel = _kernel(
         model,

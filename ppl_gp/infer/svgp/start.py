@@ -63,9 +63,11 @@ def initial_point(hyper, subject: Subject, batch: Batch, key) -> tuple[dict, dic
     at = batch.args, batch.kwargs
     if isinstance(hyper, Fixed):
         return fixed_values(hyper, Space(subject.model, subject.names, *at, {})), {}
-    if hyper.restarts > 1:
+    own = {k: getattr(hyper, k) for k in ("restarts", "max_steps", "tol")}
+    if other := {k: x for k, x in own.items() if x != getattr(MAP, k)}:
         raise DataError(
-            f"MAP(restarts={hyper.restarts}): sparse training has one start; give restarts=1."
+            f"MAP({', '.join(f'{k}={x}' for k, x in other.items())}): sparse training has one "
+            "start, and the method has max_steps and tol itself; leave them out of MAP()."
         )
     if not subject.names:
         return {}, {}
@@ -91,7 +93,7 @@ def initial_variational(
         else inducing_variables(method, k, p, inputs[k], seed, moves)
         for k, p in priors.items()
     }
-    _require_known(method.inducing, variables)
+    require_known_sites(method.inducing, variables)
     q = {
         k: _family(method, variables[k], p, batch_of(p, shapes[k]), k in structure.inner)
         for k, p in priors.items()
@@ -99,7 +101,7 @@ def initial_variational(
     return Variational(variables, q)
 
 
-def _require_known(choice: Any, variables: dict) -> None:
+def require_known_sites(choice: Any, variables: dict) -> None:
     """Raise `DataError` for entries of `inducing={...}` that are of no GP site."""
     parts = [v.gps if isinstance(v, PartsVariables) else {k: v} for k, v in variables.items()]
     names = {k for found in parts for k in found}
