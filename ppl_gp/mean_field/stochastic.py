@@ -28,7 +28,7 @@ from ppl_gp.mean_field.structure import Structure, not_conjugate
 from ppl_gp.mean_field.sweep import energy, sweep
 from ppl_gp.reading.dependence import decides
 
-_MAX_PASSES = 100  # over several local blocks, to their common optimum
+_MAX_PASSES = 100  # over local blocks, to their common optimum, or that of a local bound
 _SETTLED = 1e-10  # change of their moments, beside one, below which they are there
 
 
@@ -84,7 +84,7 @@ def at_local_optimum(structure: Structure, q: list[Family]) -> list[Family]:
     """Local blocks at the maximum of the bound given the others, whatever the rows' weights."""
     alone, local = structure.joint._replace(weights=None), [j for j, _ in structure.local]
     q = sweep(alone, structure.terms, q, local)
-    if len(local) < 2:
+    if len(local) < (1 if structure.joint.bounded else 2):  # a local bound is at the q before
         return q
 
     def going(state):

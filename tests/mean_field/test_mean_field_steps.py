@@ -92,6 +92,32 @@ def weighted(parts, weights, **given):
     return parts._replace(joint=parts.joint._replace(weights=weights, **given))
 
 
+def deviating(total, y=None):
+    """Rows with deviations of their own, under the logistic bound."""
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", total.shape[0]):
+        x = numpyro.sample("x", dist.Normal(0.0, 2.0))
+        numpyro.sample("y", dist.Binomial(total, logits=b + x), obs=y)
+
+
+@pytest.mark.slow
+def test_rows_under_the_logistic_bound_are_at_its_maximum():
+    """One update of them is one step of EM: the bound is that at the q before."""
+    total, y = np.full(3, 20), np.array([1, 10, 19])
+    parts, q, _ = looked_at(deviating, total, y=y)
+    local = [j for j, _ in parts.local]
+    assert parts.joint.bounded and len(local) == 1
+
+    @quick_jit
+    def twice(parts, q):
+        there = at_local_optimum(parts, q)
+        return there, sweep(parts.joint, parts.terms, there, local)
+
+    there, further = (jax.tree.leaves(q[local[0]]) for q in twice(parts, q))
+    for a, b in zip(there, further, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
 @quick_jit
 def _targets(parts, q):
     """The maximum of each shared block given the others, of these rows."""
