@@ -128,6 +128,7 @@ def discrete(sites, batch, categories, probs: Array) -> Discrete:
 
 
 _LARGEST = 200.0  # of a node's log probability: far from what float64 rounds to zero
+_LARGEST_OF_BETA = 5.0  # whose model has 1 - p for the second: far from what rounding leaves of it
 _LEAST_OFF = 1e-30  # where rounding would leave nothing of it, or less
 
 
@@ -162,7 +163,8 @@ class Dirichlet(Family):
         if (K := self.size) == 1:
             return Nodes(self.of(jnp.exp(coordinates)[None]), jnp.ones(1))
         centre = jnp.full_like(coordinates, -math.log(K))
-        M = jnp.maximum(1.0, jnp.max(jnp.abs(lax.stop_gradient(coordinates))) / _LARGEST)
+        largest = _LARGEST_OF_BETA if self.is_beta else _LARGEST
+        M = jnp.maximum(1.0, jnp.max(jnp.abs(lax.stop_gradient(coordinates))) / largest)
         inner = centre + (coordinates - centre) / M
         # of n entries 1 and K - n entries -1 in d: sinh(h)^2 = K^2 (exp(-2 c) - 1) / (4 n (K - n))
         n = (K + 1) // 2

@@ -95,6 +95,16 @@ def test_one_category_is_sure():
     np.testing.assert_array_equal(nodes.weights, np.ones(1))
 
 
+@pytest.mark.parametrize("alpha", [(20.01, 0.01), (0.01, 0.01), (0.001, 3.0)])
+def test_nodes_of_a_beta_keep_both_logarithms(alpha):
+    """A model computes 1 - p, of which nothing is left where p is rounded to one."""
+    q = Dirichlet(("p",), (), True, jnp.asarray(alpha))
+    nodes = q.own_nodes()
+    p = np.asarray(nodes.values["p"])
+    found = [nodes.weights @ x for x in (np.log(p), np.log(1.0 - p))]
+    np.testing.assert_allclose(found, q.coordinates(), rtol=1e-9, atol=1e-10)
+
+
 def test_one_dirichlet_has_its_second_moments():
     q = families(RNG)["dirichlet"]
     one = type(q)(q.sites, (), False, jnp.asarray([0.2, 1.0, 3.0]))
