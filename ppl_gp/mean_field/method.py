@@ -96,7 +96,7 @@ class MeanField:
     gamma, beta, Dirichlet, Wishart or inverse Wishart. Discrete sites with few categories are
     summed. Any link that keeps the model conjugate may be written. Per block, a sweep costs one
     gradient of its densities at the product of the other blocks' nodes. A Gaussian of D values has
-    2 D nodes, a gamma or Wishart two, a Dirichlet four, and a discrete site one per category.
+    2 D nodes, a gamma or Wishart three, a Dirichlet four, and a discrete site one per category.
 
     Conjugacy is proved at values of the sites, at every combination of labels up to 300 of them.
     Beyond, each label takes its values in turn, up to 300 of them. A label of more values is drawn

@@ -19,8 +19,8 @@ class Pair(Scaled):
     """A precision w of each element, whose factor is `own`, and a mean m of D values, Gaussian
     given w. Sites: (m, w); `tail`: m's shape behind the batch.
 
-    Coordinates: those of w, the centre of m, and what its covariance is made of at a w. Nodes: two
-    of w, and for each 2 D of m.
+    Coordinates: those of w, the centre of m, and what its covariance is made of at a w. Nodes:
+    three of w, and for each 2 D of m.
     """
 
     tail: eqx.AbstractVar[tuple[int, ...]]
@@ -62,13 +62,14 @@ class Pair(Scaled):
     def gap(self, coordinates):
         return self.own.gap(coordinates[:2])
 
-    def nodes_at(self, factors, coordinates):
+    def nodes_at(self, factors, weights, coordinates):
         mean_w, _, mean, spread = coordinates
         columns, num = self._columns(mean_w, spread), 2 * self.size
         m = [mean + sign * columns / jnp.sqrt(c)[..., None] for c in factors for sign in (1, -1)]
-        of_w = self.own.nodes_at(factors, (mean_w,)).values
+        of_w = self.own.nodes_at(factors, weights, (mean_w,)).values
         w = {k: jnp.repeat(x, num, 0) for k, x in of_w.items()}
-        return Nodes.equal({self.sites[0]: self._shaped(jnp.concatenate(m)), **w})
+        values = {self.sites[0]: self._shaped(jnp.concatenate(m)), **w}
+        return Nodes(values, jnp.repeat(weights / num, num))
 
     def _columns(self, w, spread):
         """sqrt(D) times those of a root of the covariance of m, (D, *batch, D)."""

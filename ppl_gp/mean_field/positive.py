@@ -9,19 +9,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax import random
+from jax import lax, random
 from jax.scipy.special import digamma, multigammaln
 from jaxtyping import Array, Float
 
 from ppl_gp.mean_field.family import Family, Nodes, Rule, Values, by_element, lower, symmetric
 from ppl_gp.numerics.linalg import inverse, log_det, root
 
+_LARGEST = 300.0  # gap of two nodes: float64 has no exp(-2 gap) from 373 on
+
 
 class Scaled(Family):
     """A factor of a positive number or matrix w, alone or with a mean whose precision it scales.
 
-    Nodes have w at two multiples 1 -+ s of E[w], of equal weights: their mean is E[w], and s is
-    such that the mean of log|w|, or of 1 / w, is that of q too.
+    Nodes have w at two multiples 1 -+ s of E[w], of weight M / 2 each, and at E[w], of weight 1 -
+    M: their mean is E[w], and s is such that the mean of log|w| is that of q too. M > 1 where E
+    log|w| is too low for two nodes. Where 1 / w has the mean of q, M is 1.
     """
 
     @property
@@ -34,11 +37,14 @@ class Scaled(Family):
         """(log|E[w]| - E log|w|) / D of each element, (*batch,)."""
 
     @abstractmethod
-    def nodes_at(self, factors, coordinates) -> Nodes:
-        """Nodes with w at these multiples of its mean."""
+    def nodes_at(self, factors, weights, coordinates) -> Nodes:
+        """Nodes with w at these multiples of its mean, of these weights."""
 
     def nodes(self, coordinates):
-        return self.nodes_at(two_factors(self.gap(coordinates)), coordinates)
+        gap = self.gap(coordinates)
+        M = jnp.maximum(1.0, jnp.max(lax.stop_gradient(gap)) / _LARGEST)
+        factors = *two_factors(gap / M), jnp.ones_like(gap)
+        return self.nodes_at(factors, jnp.stack([0.5 * M, 0.5 * M, 1.0 - M]), coordinates)
 
     def lacks_variances(self):
         return float(jnp.min(self.harmony)) <= 0.0
@@ -56,7 +62,7 @@ class Scaled(Family):
     def _with_inverses(self) -> Nodes:
         """Nodes with E[w] and E[1 / w]; where the latter is infinite, a node is zero."""
         gap = -0.5 * jnp.log(jnp.maximum(self.harmony, 0.0))
-        return self.nodes_at(two_factors(gap), self.coordinates())
+        return self.nodes_at(two_factors(gap), jnp.full(2, 0.5), self.coordinates())
 
 
 def two_factors(gap: Array) -> tuple[Array, Array]:
@@ -67,7 +73,7 @@ def two_factors(gap: Array) -> tuple[Array, Array]:
 
 class Gamma(Scaled):
     """w ~ Gamma(shape, rate) of each element, t = (w, log w); the site is w, or 1 / w where it is
-    `inverted`. Two nodes; O(1) an element.
+    `inverted`. Three nodes; O(1) an element.
     """
 
     inverted: bool = eqx.field(static=True)
@@ -86,8 +92,8 @@ class Gamma(Scaled):
         mean, log_mean = coordinates
         return jnp.log(mean) - log_mean
 
-    def nodes_at(self, factors, coordinates):
-        return Nodes.equal(self.of(jnp.stack([c * coordinates[0] for c in factors])))
+    def nodes_at(self, factors, weights, coordinates):
+        return Nodes(self.of(jnp.stack([c * coordinates[0] for c in factors])), weights)
 
     def natural(self, coordinates, gradient):
         """log q = (shape - 1) log w - rate w + const; of x = 1 / w, dx = w^-2 dw."""
@@ -154,7 +160,7 @@ class Gamma(Scaled):
 
 class Wishart(Scaled):
     """W ~ Wishart(df, rate^-1) of each element, t = (W, log|W|); the site is W, or W^-1 where it is
-    `inverted`. Two nodes; O(D^3) an element.
+    `inverted`. Three nodes; O(D^3) an element.
     """
 
     inverted: bool = eqx.field(static=True)
@@ -179,9 +185,9 @@ class Wishart(Scaled):
         mean, log_mean = coordinates
         return (log_det(mean) - log_mean) / self.size
 
-    def nodes_at(self, factors, coordinates):
+    def nodes_at(self, factors, weights, coordinates):
         W = jnp.stack([c[..., None, None] * coordinates[0] for c in factors])
-        return Nodes.equal(self.of(W))
+        return Nodes(self.of(W), weights)
 
     def natural(self, coordinates, gradient):
         """log q = (df - D - 1) / 2 log|W| - tr(rate W) / 2 + const; for W^-1 see `_volume`."""

@@ -16,6 +16,7 @@ from jax import random
 import ppl_gp as pg
 from models.linear_regression import linear_regression
 from ppl_gp.mean_field.discrete import Dirichlet
+from ppl_gp.mean_field.positive import Gamma
 
 RNG = np.random.default_rng(8)
 MOMENTS = {
@@ -103,6 +104,15 @@ def test_nodes_of_a_beta_keep_both_logarithms(alpha):
     p = np.asarray(nodes.values["p"])
     found = [nodes.weights @ x for x in (np.log(p), np.log(1.0 - p))]
     np.testing.assert_allclose(found, q.coordinates(), rtol=1e-9, atol=1e-10)
+
+
+def test_nodes_of_a_vague_gamma_keep_its_logarithm():
+    """E[log w] = -1000 is that of two nodes with one at exp(-2000), which is zero."""
+    q = Gamma(("w",), (2,), False, jnp.asarray([0.001, 2.0]), jnp.asarray([0.001, 3.0]))
+    nodes, (mean, log_mean) = q.own_nodes(), q.coordinates()
+    w = np.asarray(nodes.values["w"])
+    np.testing.assert_allclose(nodes.weights @ w, mean, rtol=1e-12)
+    np.testing.assert_allclose(nodes.weights @ np.log(w), log_mean, rtol=1e-12)
 
 
 def test_one_dirichlet_has_its_second_moments():
