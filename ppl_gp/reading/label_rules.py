@@ -131,7 +131,11 @@ class LabelRules(Labels):
         if name == "eq" and all(isinstance(v.number, int) for v in into):
             # n on one axis is n on the other: a diagonal of a square matrix
             self.join(v.axes[v.number] for v in into)
-        return self._aligned(e, [self.entered(v) for v in into])
+        (out,) = self._aligned(e, [self.entered(v) for v in into])
+        if name != "integer_pow":
+            return [out]
+        steps = {(self.length(e, -1), False): self.cause("count", name)}
+        return [out._replace(across={**steps, **out.across})]
 
     def _cumulated(self, e, into):
         axis = e.params["axis"]

@@ -95,27 +95,25 @@ class Labels:
 
     def literal(self, literal) -> Seen:
         """A number that changes with that of rows is computed from all of them."""
-        return self._number(literal, np.shape(literal.val)) or Seen((None,) * np.ndim(literal.val))
+        return Seen((None,) * np.ndim(literal.val), self._counted(literal))
 
-    def _number(self, x, shape) -> Seen | None:
-        if id(x) not in self.counts:
-            return None
-        return Seen((None,) * len(shape), {(self.rows, False): self.cause("count", "number")})
+    def _counted(self, x) -> dict[tuple[int, bool], Cause]:
+        is_other = id(x) in self.counts
+        return {(self.rows, False): self.cause("count", "number")} if is_other else {}
 
     def constant(self, array) -> Seen:
         """Along an axis of unequal entries a constant goes by number."""
-        shape = np.shape(array)
-        if (found := self._number(array, shape)) is not None:
-            return found
+        shape, counted = np.shape(array), self._counted(array)
         try:
             values = np.asarray(array)
         except Exception:  # noqa: BLE001 - a tracer or a key, whose values are not known
             return self.by_number(shape, "constant", range(len(shape)))
         long = [i for i, n in enumerate(shape) if n > 1]
         if len(long) == 1 and np.array_equal(values.ravel(), np.arange(values.size)):
-            return self.numbers(shape, long[0])
+            return self.numbers(shape, long[0])._replace(across=counted)
         varies = [i for i in long if np.any(np.take(values, [0], i) != values)]
-        return self.by_number(shape, "constant", varies)
+        found = self.by_number(shape, "constant", varies)
+        return found._replace(across={**found.across, **counted})
 
     def numbers(self, shape, axis: int) -> Seen:
         """Entry n is n."""

@@ -253,10 +253,13 @@ def _longer(outer, inner) -> int:
     return sum(a.aval.ndim == b.aval.ndim + 1 for a, b in zip(outer, inner, strict=True))
 
 
+_STEPS = ("length", "y")  # of a loop, and of a whole power
+
+
 def changed(a, b, at: int | None = None) -> tuple[set[int], set[tuple]]:
     """Of one jaxpr and another one of the same course: (identities of its numbers that differ,
-    (`Rules.at`, identity of a variable, axis) of its axes that have another length, (.., of a loop,
-    -1) where it has another number of steps).
+    (`Rules.at`, identity of a variable, axis) of its axes that have another length, (.., of a loop
+    or a power, -1) where it has another number of steps).
     """
     pairs = zip(getattr(a, "consts", ()), getattr(b, "consts", ()), strict=False)
     numbers, axes = {id(x) for x, y in pairs if _is_other(x, y)}, set()
@@ -275,7 +278,7 @@ def changed(a, b, at: int | None = None) -> tuple[set[int], set[tuple]]:
             if isinstance(v, Literal) and isinstance(w, Literal) and _is_other(v.val, w.val):
                 numbers.add(id(v))
         grew(one.outvars, other.outvars)
-        if one.params.get("length") != other.params.get("length"):
+        if [one.params.get(k) for k in _STEPS] != [other.params.get(k) for k in _STEPS]:
             axes.add((at, id(one), -1))
         inside = at if one.primitive.name in LOOPS or called(one) is None else at or id(one)
         for pair in zip(jaxprs_of(one), jaxprs_of(other), strict=False):
@@ -285,8 +288,10 @@ def changed(a, b, at: int | None = None) -> tuple[set[int], set[tuple]]:
 
 
 def _is_other(x, y) -> bool:
-    """Of two numbers, or of arrays that hold one each."""
+    """Of two arrays of one shape, or of arrays that hold one number each."""
     try:
+        if np.shape(x) == np.shape(y):
+            return x is not y and not np.array_equal(np.asarray(x), np.asarray(y), equal_nan=True)
         x, y = (np.ravel(np.asarray(v)) for v in (x, y))
     except Exception:  # noqa: BLE001 - tracers and keys have no values
         return False

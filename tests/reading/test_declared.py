@@ -628,6 +628,12 @@ NOT_ALONE = {  # what a row sees beside its own arguments
     "y, in the kernel": lambda X, y=None: _gp(X, y, RBF(1.0 if y is None else jnp.var(y), 1.0)),
     "its number, as an input": lambda X, y=None: _gp(X, y, inputs=jnp.arange(X.shape[0]) * 1.0),
     "its number, in the noise": lambda X, y=None: _by_number(X, y),
+    "the number of rows, in frequencies": lambda X, y=None: _gp(
+        X, y, mean=lambda x: jnp.cos(x * (np.arange(1, 4) / X.shape[0])) @ jnp.ones(3)
+    ),
+    "the number of rows, in a power": lambda X, y=None: _gp(
+        X, y, mean=lambda x: x[:, 0] ** X.shape[0]
+    ),
     "the number of rows, in the noise": lambda X, y=None: _by_size(X, y),
 }
 
