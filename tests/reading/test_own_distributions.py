@@ -324,7 +324,18 @@ class NoMoments(OtherNames):
     mean = variance = dist.Distribution.mean
 
 
-@pytest.mark.parametrize("make", [Own, Sharp, NoMoments])
+class Moved(dist.TransformedDistribution):
+    """A Laplace distribution that is written as a normal one, moved."""
+
+    def __init__(self, loc, scale):
+        base = dist.Normal(jnp.zeros_like(loc), scale)
+        super().__init__(base, dist.transforms.AffineTransform(loc, 1.0))
+
+    def log_prob(self, value):
+        return dist.Laplace(self.transforms[0].loc, self.base_dist.scale).log_prob(value)
+
+
+@pytest.mark.parametrize("make", [Own, Sharp, NoMoments, Moved])
 def test_effects_whose_prior_is_a_class_of_the_user_are_not_taken_for_gaussian(make):
     """Of an unknown scale their joint mode is far from the posterior, so that they are refused."""
     with pytest.raises(pg.ModelError, match="'u'.*'tau'"):

@@ -71,6 +71,9 @@ def gaussian(fn: Any) -> bool:
         return kind is GP or type(inner).log_prob is kind.log_prob  # a user's class may differ
     if not isinstance(inner, dist.TransformedDistribution):
         return False
+    kind = next(k for k in type(inner).__mro__ if k.__module__.startswith("numpyro."))
+    if type(inner).log_prob is not kind.log_prob:
+        return False
     base: Any = inner.base_dist
     if not gaussian(base) or math.prod(base.shape()) > math.prod(inner.shape()):
         return False
