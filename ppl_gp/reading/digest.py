@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import types
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import chain
@@ -42,6 +43,10 @@ _NAMES = ("co_names", "co_varnames", "co_freevars", "co_cellvars", "co_consts")
 _PARTS = {
     _PLAIN: lambda v, _: (f"{_name(v)} {v!r}", ()),
     list | tuple: lambda v, _: (f"{_name(v)} {len(v)}", v),
+    defaultdict: lambda v, _: (
+        f"{_name(v)} {len(v)}",
+        (v.default_factory, *chain.from_iterable(v.items())),
+    ),
     Mapping: lambda v, _: (f"{_name(v)} {len(v)}", chain.from_iterable(v.items())),
     set | frozenset: lambda v, r: (f"{_name(v)} {sorted(Entry(r).value(x) for x in v)}", ()),
     slice: lambda v, _: ("slice", (v.start, v.stop, v.step)),

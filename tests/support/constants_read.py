@@ -206,5 +206,10 @@ WAYS = {
         + "o = Object(1.0)\no.lock = threading.Lock()\ndef model(x):\n    return x * o.c",
         "o.c = 2.0",
     ),
+    "default of a dictionary": (
+        "from collections import defaultdict\nc = defaultdict(lambda: 1.0)\n"
+        "def model(x):\n    return x * c['a']",
+        "c = defaultdict(lambda: 2.0)",
+    ),
 }
 BY_IDENTITY = {"object that cannot be read", "object with parts that cannot be read"}
