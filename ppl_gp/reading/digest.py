@@ -132,6 +132,9 @@ class Entry:
                 value = jax.random.key_data(value)
             value = np.asarray(value)
         self._put("array " * isinstance(value, np.ndarray) + _name(value))
+        if (cls := type(value)).__module__.partition(".")[0] != "numpy":  # numbers with a unit, say
+            self._put(self.reader.label(cls))
+            self.value(getattr(value, "__dict__", None))
         if isinstance(value, np.ma.MaskedArray):
             self._bytes(np.ma.getmaskarray(value))
         on_disk = isinstance(value, np.memmap)

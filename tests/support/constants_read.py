@@ -211,5 +211,10 @@ WAYS = {
         "def model(x):\n    return x * c['a']",
         "c = defaultdict(lambda: 2.0)",
     ),
+    "unit of an array": (
+        "import numpy as np\nclass Lengths(np.ndarray):\n    pass\n"
+        "c = np.ones(2).view(Lengths)\nc.unit = 1.0\ndef model(x):\n    return x * c.unit",
+        "c.unit = 2.0",
+    ),
 }
 BY_IDENTITY = {"object that cannot be read", "object with parts that cannot be read"}
