@@ -87,6 +87,8 @@ def _is_linear(equation, depending: list[int]) -> bool:
         return jnp.issubdtype(equation.params["new_dtype"], jnp.inexact)
     if name == "select_n":  # the choice itself must not depend on the argument
         return depending[0] > 0
+    if name == "scatter" and equation.params["update_jaxpr"] is not None:  # f.at[i].apply(g)
+        return False
     alone = name in _PRODUCTS and len(depending) == 1
     return name in _LINEAR or alone or _IN_SOME.get(name, set()).issuperset(depending)
 
