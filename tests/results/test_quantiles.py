@@ -389,6 +389,10 @@ BEYOND = {
     "pareto": (dist.Pareto(1.0, 2.0), pareto(2.0).cdf),
     "log_normal": (dist.LogNormal(0.0, 1.0), lognorm(1.0).cdf),
     "poisson": (dist.Poisson(3.0), poisson(3.0).cdf),
+    "zero_inflated": (
+        dist.ZeroInflatedPoisson(jnp.full(8, 0.2), 3.0),
+        lambda y: 0.2 * (y >= 0) + 0.8 * poisson(3.0).cdf(y),
+    ),
 }
 
 

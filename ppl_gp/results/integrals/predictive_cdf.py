@@ -159,7 +159,7 @@ def _cumulative(core: Any, value):
         return 1.0 - jnp.exp((jnp.floor(value) + 1.0) * jnp.log1p(-p))
     if isinstance(core, ZeroInflatedProbs | ZeroInflatedLogits):
         gate: Any = core.gate
-        return gate * (value >= 0) + (1.0 - gate) * _cumulative(core.base_dist, value)
+        return gate * (value >= 0) + (1.0 - gate) * _cumulative(unwrap(core.base_dist), value)
     if isinstance(core, dist.TransformedDistribution):
         # by the base's, whose bounds are constants where those of y depend on f
         return _through(tuple(core.transforms), unwrap(core.base_dist), value)
