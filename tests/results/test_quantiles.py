@@ -11,7 +11,7 @@ from numpyro.distributions.transforms import AffineTransform, ExpTransform, Sigm
 from numpyro.infer import Predictive
 from scipy.optimize import brentq
 from scipy.special import logit
-from scipy.stats import beta, lognorm, norm, pareto, poisson, truncnorm, weibull_min
+from scipy.stats import beta, expon, lognorm, norm, pareto, poisson, truncnorm, weibull_min
 from scipy.stats import t as t_of
 
 import ppl_gp as pg
@@ -389,6 +389,19 @@ BEYOND = {
     "pareto": (dist.Pareto(1.0, 2.0), pareto(2.0).cdf),
     "log_normal": (dist.LogNormal(0.0, 1.0), lognorm(1.0).cdf),
     "poisson": (dist.Poisson(3.0), poisson(3.0).cdf),
+    "mixed": (
+        dist.MixtureGeneral(
+            dist.Categorical(jnp.array([0.3, 0.2, 0.1, 0.4])),
+            [dist.Normal(0.0, 0.5), dist.Exponential(2.0 * jnp.ones(8)), dist.LogNormal(), BETA],
+            support=dist.constraints.real,
+        ),
+        lambda y: (
+            0.3 * norm(0.0, 0.5).cdf(y)
+            + 0.2 * expon(0.0, 0.5).cdf(y)
+            + 0.1 * lognorm(1.0).cdf(y)
+            + 0.4 * beta(2, 3).cdf(y)
+        ),
+    ),
     "zero_inflated": (
         dist.ZeroInflatedPoisson(jnp.full(8, 0.2), 3.0),
         lambda y: 0.2 * (y >= 0) + 0.8 * poisson(3.0).cdf(y),
