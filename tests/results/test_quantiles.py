@@ -15,6 +15,9 @@ from scipy.stats import beta, expon, lognorm, norm, pareto, poisson, truncnorm, 
 from scipy.stats import t as t_of
 
 import ppl_gp as pg
+from ppl_gp.draws import Draws
+from ppl_gp.errors import Result
+from ppl_gp.results.fit import Fit
 from ppl_gp.results.integrals.predictive_cdf import Kind, cumulative
 from ppl_gp.results.integrals.quantiles import error_of_outcomes, invert, of_draws, of_outcomes
 from ppl_gp.results.integrals.several import mean_and_variance
@@ -331,6 +334,23 @@ def test_transforms_are_probabilities_below_and_up_to(likelihood):
             up_to - below, np.exp(fit.log_density(NEW, y, likelihood=likelihood)), atol=1e-9
         )
         assert below[0] == 0.0
+
+
+def test_a_value_that_has_a_probability_has_a_jump_below_it():
+    """Of draws as of counts: in a model that is right, transforms of zeros were all one half."""
+
+    def rain(X, y=None):
+        amount = numpyro.sample("amount", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.HurdleGamma(jnp.full(X.shape, 0.4), jnp.exp(amount)), obs=y)
+
+    draws = Draws.equal({"amount": jnp.zeros(2)}, {})
+    known = {"model": rain, "method": pg.NUTS(), "args": (X,), "kwargs": {"y": X**2}, "stats": {}}
+    ended = {"log_evidence": None, "result": Result.completed, "sampled": True}
+    below, up_to = pit(Fit(draws=draws, **known, **ended), NEW, np.array([0.0, 0.0, 0.5, 1.0, 9.0]))
+    np.testing.assert_array_equal(below[:2], 0.0)
+    np.testing.assert_allclose(up_to[:2], 0.4, atol=0.05)
+    np.testing.assert_array_equal(below[2:], up_to[2:])
 
 
 _F = ("f_mean", "f_variance")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.scipy.special import logit, ndtr, ndtri
 from jaxtyping import Array, Float, Int
@@ -59,9 +60,15 @@ def cdf_at(query: Query, site, t):
         return None
     functions = _by_nodes(query, site, kind)
     f = {} if functions is None else predictive_cdf.marginals_of_draws(query)[0]
-    t = jnp.stack([t - 1.0, t] if kind.integers else [t]).astype(float)
-    found = _cdf(query, site, kind, functions, f, t)
+    t = np.asarray(t, jnp.result_type(float))
+    below = [t - 1.0] if kind.integers else [] if kind.has_cdf else [_next_below(t)]
+    found = _cdf(query, site, kind, functions, f, jnp.asarray([*below, t]))
     return found[0], found[-1]
+
+
+def _next_below(t):
+    """The largest number below t that JAX tells from it: it takes numbers too near to 0 for 0."""
+    return np.minimum(np.nextafter(t, -np.inf), t - np.finfo(t.dtype).tiny)
 
 
 def _by_nodes(query: Query, site, kind: Kind):
