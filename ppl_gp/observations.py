@@ -17,7 +17,7 @@ from ppl_gp.numerics.quadrature import log_ndtr
 __all__ = ["BernoulliProbit", "MultinomialProbit", "OrdinalProbit"]
 
 
-class _OfClasses(Distribution):
+class OfClasses(Distribution):
     """y in {0, ..., num_classes - 1}."""
 
     has_enumerate_support = True
@@ -33,7 +33,7 @@ class _OfClasses(Distribution):
         return jnp.broadcast_to(values, shape) if expand else values
 
 
-class BernoulliProbit(_OfClasses):
+class BernoulliProbit(OfClasses):
     """Binary observations with a probit link: p(y = 1 | f) = Phi(f).
 
     Parameters
@@ -83,7 +83,7 @@ class BernoulliProbit(_OfClasses):
         return ndtr(self.f) * ndtr(-self.f)
 
 
-class OrdinalProbit(_OfClasses):
+class OrdinalProbit(OfClasses):
     """Ordered outcomes 0, ..., K - 1: the interval between cutpoints into which a noisy f falls.
 
     Parameters
@@ -177,7 +177,7 @@ _NODES = 24  # log p to 1e-9 and better, see tests
 _STEPS = 8  # of Newton's method to the integrand's mode; the rule forgives a centre that is off
 
 
-class MultinomialProbit(_OfClasses):
+class MultinomialProbit(OfClasses):
     """Classes 0, ..., C - 1 with a probit link: the largest of C noisy functions wins.
 
     Parameters

@@ -25,6 +25,7 @@ def model(X, y=None, kind="normal"):
         "binary": lambda: dist.Bernoulli(logits=f),
         "counts": lambda: dist.Binomial(5, logits=f),
         "marks": lambda: dist.OrderedLogistic(f, jnp.array([-0.5, 0.5])),
+        "classes": lambda: pg.observations.MultinomialProbit(jnp.stack([f, 0.0 * f, -f], -1)),
     }
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", numbers[kind](), obs=y)
@@ -76,6 +77,7 @@ def test_a_table_has_the_rows_of_the_frame():
     [
         ("binary", ["no", "yes"], ["p(yes)"]),
         ("binary", None, ["p(1)"]),
+        ("classes", None, ["p(0)", "p(1)", "p(2)"]),
         ("marks", ["low", "middle", "high"], ["p(low)", "p(middle)", "p(high)"]),
         ("marks", None, ["p(0)", "p(1)", "p(2)"]),
         ("counts", None, ["mean", "sd", "5 %", "95 %"]),

@@ -15,13 +15,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jaxtyping import Float
 from numpy import ndarray
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.gp import unwrap
-from ppl_gp.observations import OrdinalProbit
+from ppl_gp.observations import OfClasses
 from ppl_gp.reading.arguments import Leaves, argument_names
 from ppl_gp.reading.reading import Declared
 from ppl_gp.results.integrals.compiled import check_link_approximation, joint_draws, predictive
@@ -41,9 +42,6 @@ from ppl_gp.settings import as_key
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# distributions over classes, with a parameter for each; a count has a number of trials instead
-_CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "OrderedProbit")
 
 
 class Prediction(eqx.Module):
@@ -308,8 +306,8 @@ def observes_counts(query: Query, site: ObservedSite) -> bool:
     """Whether the outcomes of an observed site are numbers, and not classes."""
     if site.support is None or site.boolean:
         return False
-    fn = query.ask(site, unwrap)
-    return not (isinstance(fn, OrdinalProbit) or type(fn).__name__ in _CLASSES)
+    classes = OfClasses | dist.CategoricalProbs | dist.CategoricalLogits
+    return not isinstance(query.ask(site, unwrap), classes)
 
 
 def is_classification(prediction: Prediction) -> bool:
