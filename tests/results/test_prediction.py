@@ -24,6 +24,10 @@ def model(X, y=None, kind="normal"):
         "normal": lambda: dist.Normal(f, 0.3),
         "binary": lambda: dist.Bernoulli(logits=f),
         "counts": lambda: dist.Binomial(5, logits=f),
+        "flipped": lambda: dist.MixtureSameFamily(
+            dist.Categorical(jnp.array([0.9, 0.1])),
+            dist.Bernoulli(logits=jnp.stack([f, jnp.zeros_like(f)], -1)),
+        ),
         "marks": lambda: dist.OrderedLogistic(f, jnp.array([-0.5, 0.5])),
         "classes": lambda: pg.observations.MultinomialProbit(jnp.stack([f, 0.0 * f, -f], -1)),
     }
@@ -77,6 +81,7 @@ def test_a_table_has_the_rows_of_the_frame():
     [
         ("binary", ["no", "yes"], ["p(yes)"]),
         ("binary", None, ["p(1)"]),
+        ("flipped", None, ["p(1)"]),
         ("classes", None, ["p(0)", "p(1)", "p(2)"]),
         ("marks", ["low", "middle", "high"], ["p(low)", "p(middle)", "p(high)"]),
         ("marks", None, ["p(0)", "p(1)", "p(2)"]),
@@ -84,7 +89,7 @@ def test_a_table_has_the_rows_of_the_frame():
     ],
 )
 def test_a_table_of_classes_has_probabilities_and_of_counts_numbers(kind, levels, columns):
-    y = np.arange(N) % (2 if kind == "binary" else 3)
+    y = np.arange(N) % (2 if kind in ("binary", "flipped") else 3)
     y = y if levels is None else pd.Series(pd.Categorical.from_codes(y, levels))
     fit = pg.fit(model, pg.Laplace(), 0, X, y=y, kind=kind)
     p = fit.predict(X[:3])

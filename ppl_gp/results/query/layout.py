@@ -204,6 +204,8 @@ def observed_names(trace: dict) -> list[str]:
 def outcomes(fn) -> tuple[int | float, ...] | None:
     """What an entry of fn can be: at most `MAX_SUPPORT` numbers, the same for all entries."""
     core = unwrap(fn)
+    if core.event_dim == 0 and core.support is constraints.boolean:  # a mixture does not list them
+        return (0, 1)
     if core.event_dim or not core.has_enumerate_support:
         return None
     try:
