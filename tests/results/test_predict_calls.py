@@ -11,6 +11,9 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
+from ppl_gp.draws import Draws
+from ppl_gp.errors import Result
+from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict import prediction, scores
 
 N = 12
@@ -219,6 +222,21 @@ def test_a_parameter_that_numpyro_refuses_at_some_draws():
     assert 0.0 < share < 1.0
     with pytest.warns(UserWarning, match=f"refuses parameters .* at {share:.0%} of the draws"):
         fit.predict(np.array([-0.7]))
+
+
+def test_observations_that_some_draws_exclude_have_a_density():
+    """y was held against the support of the first draw alone."""
+
+    def model(X, y=None):
+        top = numpyro.sample("top", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Uniform(0.0, top), obs=y)
+
+    draws = Draws.equal({"top": jnp.array([1.0, 4.0])}, {})
+    known = {"model": model, "method": pg.NUTS(), "args": (X,), "kwargs": {"y": X**2}, "stats": {}}
+    fit = Fit(draws=draws, log_evidence=None, result=Result.completed, sampled=True, **known)
+    found, _ = fit.log_density(NEW[:2], np.array([0.5, 2.0]), with_error=True)
+    np.testing.assert_allclose(found, np.log([(1.0 + 0.25) / 2.0, 0.25 / 2.0]), rtol=1e-12)
 
 
 def _effects(X, a, b, y=None, scale=1.0, seen=None):

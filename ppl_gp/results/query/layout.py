@@ -24,7 +24,7 @@ from ppl_gp.frames.names import Names
 from ppl_gp.gp import bare_shape, mask_of, unwrap
 from ppl_gp.quick import full_jit, kept_values
 from ppl_gp.reading.arguments import argument_names, argument_of, as_arrays, parameters_of
-from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.dependence import depends, sources
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.factors import is_concave
 from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted, require_dtype
@@ -302,13 +302,28 @@ def observing(query, y_new):
         ) from error
     query.require_valid(valid)
     for name, (inside, value) in checked.items():
-        if not bool(jnp.all(inside)):
+        if not bool(jnp.all(inside)) and not _has_moving_support(query, name):
             bad = np.asarray(value)[~np.asarray(inside)].ravel()[:3].tolist()
             raise DataError(
                 f"y_new: site '{name}' observes {bad}, outside its support; give observations "
                 "coded as in training."
             )
     return query
+
+
+def _has_moving_support(query, name: str) -> bool:
+    """Whether the support of a site is computed from latents, and NumPyro validates: then it judges
+    y at each draw, as in training.
+    """
+    draw = query.draws.at(0)
+    drawn = {k: s for k, s in query.trace(draw, {}).items() if s["type"] == "sample"}
+    latent = {k: s["value"] for k, s in drawn.items() if not s["is_observed"]}
+
+    def support(latent):
+        trace = query.trace(replace(draw, hyper=draw.hyper | latent), {})
+        return jax.tree.leaves(unwrap(trace[name]["fn"]).support)
+
+    return unwrap(drawn[name]["fn"])._validate_args and depends(support, latent)
 
 
 @full_jit
