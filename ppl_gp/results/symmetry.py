@@ -27,7 +27,7 @@ from ppl_gp.results.query.layout import outcomes
 from ppl_gp.results.record import Record, first_trace
 
 _SPREADS = (0.3, 1.0, 2.0)  # of values, in NumPyro's unconstrained coordinates
-_TOLERANCE = 1e-10  # of the sum of a site's terms, each without its sign
+_TOLERANCE = 1e-10  # of the sum of a site's terms, each without its sign; more in float32
 _MOST = 6  # further plates, simplices and discrete sites that may take part: 2^6 subsets are tried
 
 
@@ -87,7 +87,8 @@ def symmetries(fit: Record) -> tuple[Symmetry, ...]:
         for order in turns:
             for v, (sums, sizes) in zip(values, before, strict=True):
                 after, _ = _terms(declared, terms, _moved(v, parts, np.asarray(order)))
-                if not bool(jnp.all(jnp.abs(after - sums) <= _TOLERANCE * (1.0 + sizes))):
+                tolerance = max(_TOLERANCE, 100.0 * float(jnp.finfo(sums.dtype).eps))
+                if not bool(jnp.all(jnp.abs(after - sums) <= tolerance * (1.0 + sizes))):
                     return False  # of infinite terms too, which show nothing
         return True
 

@@ -1,5 +1,6 @@
 """Label switching: plates whose orders leave the log joint as it is are told, and no others."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -88,6 +89,12 @@ def test_what_moves_together_is_found(options, expected):
 def test_rounding_of_large_terms_hides_no_orders():
     (found,) = made(normals, jnp.asarray(X), prior=(1e6, 1e6, 1e6)).symmetries
     assert (found.sites, found.labels) == (("m", "shares"), ("z",))
+
+
+def test_float32_rounds_more():
+    with jax.enable_x64(False):
+        (found,) = made(normals, jnp.asarray(X), shares=EQUAL, marginal=True).symmetries
+    assert (found.sites, found.labels) == (("m",), ())
 
 
 def groups(X, which, y=None):
