@@ -27,7 +27,7 @@ from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.parts import function_rows
 from ppl_gp.results.query.layout import label_of, observed_names, require_all_rows
 from ppl_gp.results.query.new_inputs import num_rows
-from ppl_gp.results.record import Record, first_trace, has_layers, prior_at
+from ppl_gp.results.record import Record, first_trace, has_layers, prior_at, unfolded
 from ppl_gp.results.store.archive import package_versions
 from ppl_gp.results.symmetry import symmetries
 from ppl_gp.results.tree_groups import (
@@ -153,7 +153,7 @@ def to_datatree(
     given = dotted(coords or {})
     found = tree_groups.datasets(training, "coords", functions, given)
     if predictions is not None:
-        num, still = len(next(iter(values.values()))), groups["point_estimates"]
+        num, still = len(jax.tree.leaves(values)[0]), groups["point_estimates"]
         new = tree_groups.predicted_groups(fit, predictions, key_new, num, observed, still)
         new[0].groups["predictions"] = by_chain(new[0].groups["predictions"], _chains(fit))
         shared = functions | {d: x for d, x in given.items() if d != dots(plate or "")}
@@ -259,10 +259,10 @@ def _groups_of_training(
     shapes = {k: np.shape(v)[1:] for k, v in further.items()}
     shapes |= {k: np.shape(v) for k, v in still.items()}
     drawn = {k: v for k, v in values.items() if k not in fit.points}
-    fixed = {k: hyper[k][0] for k in hyper if k in fit.points}
+    fixed = jax.tree.map(lambda x: x[0], {k: hyper[k] for k in hyper if k in fit.points})
     groups = {
         "posterior": by_chain(drawn | further, chains),
-        "point_estimates": {k: np.asarray(v) for k, v in (fixed | still).items()},
+        "point_estimates": {k: np.asarray(v) for k, v in unfolded(fixed | still).items()},
         "log_likelihood": by_chain(_pointwise(fit, sites, hyper, f), chains),
         "observed_data": {
             label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)

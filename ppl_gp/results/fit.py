@@ -24,7 +24,7 @@ from ppl_gp.results.parts import components, effects, function_rows
 from ppl_gp.results.predict.prediction import predict, sample
 from ppl_gp.results.predict.scores import infer_latents, log_density
 from ppl_gp.results.query.layout import observed_argument
-from ppl_gp.results.record import Record
+from ppl_gp.results.record import Record, unfolded
 from ppl_gp.results.store.save import save
 from ppl_gp.results.symmetry import Symmetry, symmetries
 from ppl_gp.runtime import one_at_a_time
@@ -74,7 +74,7 @@ def _require_numbers(fit: Record, verb: str) -> None:
     """A fit that went wrong may have sites that are no numbers, which no answer comes from."""
     if fit.result in (Result.converged, Result.completed):
         return
-    bad = [k for k, v in fit.hyper.items() if not np.all(np.isfinite(np.asarray(v)))]
+    bad = [k for k, v in unfolded(fit.hyper).items() if not np.all(np.isfinite(np.asarray(v)))]
     if bad:
         raise FitError(
             f"{verb}: the fit ended as '{fit.result}', and what it has of {bad} is not finite. "
@@ -89,9 +89,10 @@ def summary(fit: "Fit") -> "pd.DataFrame":
     Returns
     -------
     pandas.DataFrame
-        One row per entry, such as `u[2]` for an entry of a vector. The column `kind` is "draws"
-        (weighted draws of the posterior), "marginal" (a distribution of `fit.sites`) or "point". A
-        point has one value, in `mean`, and its spread is unknown (NaN).
+        One row per entry, such as `u[2]` for an entry of a vector, or `net$params.weight[0,1]` for
+        one of a network. The column `kind` is "draws" (weighted draws of the posterior), "marginal"
+        (a distribution of `fit.sites`) or "point". A point has one value, in `mean`, and its spread
+        is unknown (NaN).
 
     Examples
     --------
@@ -109,10 +110,11 @@ def summary(fit: "Fit") -> "pd.DataFrame":
 
     moved = _moved_by_skewness(fit)
     weights = np.exp(np.asarray(fit.draws.log_weights, float))
-    even, rows = fit.draws.of_equal_weight(_DRAWS).hyper, {}
-    for name, x in fit.draws.hyper.items():
+    points = unfolded({k: fit.hyper[k] for k in fit.points})
+    even, rows = unfolded(fit.draws.of_equal_weight(_DRAWS).hyper), {}
+    for name, x in unfolded(fit.draws.hyper).items():
         mean = np.tensordot(weights, np.asarray(x, float), 1)
-        if name in fit.points:
+        if name in points:
             rows |= _rows(name, "point", mean, *np.full((3, *mean.shape), np.nan))
         else:
             variance = np.tensordot(weights, (np.asarray(x, float) - mean) ** 2, 1)

@@ -14,6 +14,7 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
@@ -269,7 +270,7 @@ def _corrected(fit: Record, data: _Data):
     """PSIS-LOO of draws of q(f) with weights p(y, f) / (p(y_n | f_n) q(f))."""
     given, known = (fit.args, fit.kwargs), fit.draws.at(0).known
     f, log_lik, log_ratio = corrected_draws(fit.model, fit.draws, data.num, *given)
-    hyper = {k: jnp.broadcast_to(v, (DRAWS, *jnp.shape(v))) for k, v in known.items()}
+    hyper = jax.tree.map(lambda v: jnp.broadcast_to(v, (DRAWS, *jnp.shape(v))), known)
     densities, removed = draw_log_densities(fit.model, hyper, f, *given)
     return _weighed(fit, data, densities, removed, f, log_lik + log_ratio)
 

@@ -287,6 +287,13 @@ def _told(name: str, value) -> str:
     return f"{name} {value.shape}" if value.shape else f"{name}={float(value):.4g}"
 
 
+def unfolded(values: dict) -> dict:
+    """{site: array}, and of a tree {site and path: leaf}, such as `net$params.weight`."""
+    flat = {k: jax.tree_util.tree_flatten_with_path(x)[0] for k, x in values.items()}
+    name = lambda key: "." + jax.tree_util.keystr((key,), simple=True)  # noqa: E731
+    return {k + "".join(map(name, at)): x for k, own in flat.items() for at, x in own}
+
+
 def first_trace(record: Record) -> dict:
     """The model's trace on the training arguments, at the first draw of everything."""
     first = record.draws.at(0)

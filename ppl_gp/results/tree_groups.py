@@ -184,7 +184,7 @@ def deterministic_sites(fit: Record, values: dict) -> tuple[dict, dict]:
     """({site: (S, ...)} of deterministic sites that are computed from anything that has draws,
     {site: value} of the others) at `values`, draws of every site.
     """
-    model, first = fit.source, {k: v[0] for k, v in values.items()}
+    model, first = fit.source, jax.tree.map(lambda x: x[0], values)
     at = lambda values: _deterministic(run(model, fit.args, fit.kwargs, values, values))  # noqa: E731
     seen = {k: frozenset().union(*jax.tree.leaves(v)) for k, v in sources(at, first).items()}
     still = {k: v for k, v in at(first).items() if seen[k] <= fit.points} if seen else {}
@@ -242,7 +242,7 @@ def _after(model, values: dict, args, kwargs, key) -> dict:
             "log_prior": {k: trace[k]["fn"].log_prob(trace[k]["value"]) for k in names},
         }
 
-    num = next(iter(values.values())).shape[0]
+    num = len(jax.tree.leaves(values)[0])
     return lax.map(one, (values, random.split(key, num)))
 
 

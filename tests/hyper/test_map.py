@@ -3,6 +3,7 @@ what they say of it.
 """
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -24,6 +25,7 @@ from ppl_gp.infer.hyper import map as map_file
 from ppl_gp.infer.hyper.map import _result
 from ppl_gp.infer.hyper.restarts import Run, is_flat
 from ppl_gp.infer.hyper.space import log_prior
+from ppl_gp.results.compare.models import _maximised
 
 N, JITTER = 14, 1e-9
 RNG = np.random.default_rng(5)
@@ -146,6 +148,20 @@ def test_a_param_that_is_a_tree_stays_one(fit):
     again = pg.fit(every_kind, pg.Laplace(hyper=pg.Fixed(fit.hyper)), 0, X, y=Y)
     assert again.log_evidence == pytest.approx(fit.log_evidence, abs=1e-8)
     np.testing.assert_allclose(again.predict(X[:3]).mean, fit.predict(X[:3]).mean, rtol=1e-6)
+
+
+def test_a_param_that_is_a_tree_is_told_by_its_leaves(fit):
+    net, name = fit.hyper["net$params"], "net$params.weight"
+    table = fit.summary()
+    assert table.loc[f"{name}[0,1]", "mean"] == net.weight[0, 1]
+    told = fit.to_datatree(num_draws=2)["point_estimates"]
+    np.testing.assert_array_equal(told[name], net.weight)
+    assert _maximised(fit) == sum(np.size(x) for x in jax.tree.leaves(fit.hyper))
+    stopped = replace(fit, result=Result.max_steps)
+    assert np.all(np.isfinite(stopped.predict(X[:2]).mean))
+    draws = eqx.tree_at(lambda d: d.hyper["net$params"].bias, fit.draws, np.array([np.nan]))
+    with pytest.raises(pg.FitError, match=r"what it has of \['net\$params.bias'\]"):
+        replace(stopped, draws=draws).predict(X[:2])
 
 
 def test_log_prior_is_the_target_of_nuts(fit):

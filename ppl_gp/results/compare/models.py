@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import numpyro.distributions as dist
 from rich.table import Table
@@ -184,7 +185,7 @@ def _maximised(fit: Fit) -> int:
     """Numbers that MAP set at their maximum; none where all latents were expanded about it."""
     if not isinstance(getattr(fit.method, "hyper", None), MAP) or fit.sampled:
         return 0
-    return int(sum(np.size(x) for x in fit.hyper.values()))
+    return int(sum(np.size(x) for x in jax.tree.leaves(fit.hyper)))
 
 
 def _require_fits(fits) -> None:
