@@ -196,7 +196,8 @@ def _outside(fit: Fit) -> list[str]:
 
     def inside(draw):
         trace = run(fit.model, fit.args, fit.kwargs, draw.known, draw.values)
-        return {k: _inside(trace[k], v) for k, v in draw.known.items()}
+        parts = {k: jax.tree.leaves(v) for k, v in draw.known.items()}  # a param may be a tree
+        return {k: jnp.asarray([_inside(trace[k], x) for x in own]) for k, own in parts.items()}
 
     known = fit.sampled and fit.draws.known
     found = jax.jit(jax.vmap(inside))(fit.draws) if known else inside(fit.draws.at(0))

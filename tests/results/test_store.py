@@ -323,6 +323,19 @@ def test_a_model_of_other_name_and_code_is_another(tmp_path):
     np.testing.assert_allclose(found, fit.predict(X_LINE).mean, rtol=1e-12)
 
 
+def test_a_param_of_arrays_is_loaded(tmp_path):
+    def model(X, y=None):
+        w = numpyro.param("w", {"slope": jnp.ones(2), "level": jnp.zeros(())})
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f + X @ w["slope"] + w["level"]), obs=y)
+
+    known = {"w": {"slope": jnp.array([0.5, -1.0]), "level": jnp.array(0.3)}}
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed(known)), 0, X, y=Y)
+    loaded = pg.load(fit.save(tmp_path / "fit.gp"), model)
+    np.testing.assert_array_equal(loaded.hyper["w"]["slope"], fit.hyper["w"]["slope"])
+
+
 @pytest.mark.slow
 def test_a_networks_param_of_initial_values_is_no_part_of_a_file(tmp_path):
     def model(X, y=None):
