@@ -89,9 +89,9 @@ def log_density(
     Raises
     ------
     DataError
-        As `predict`. Also if `y_new` has NaN, another shape or values outside the support, or if
-        `num_draws` is below 1. Also if the model has an argument called `num_draws` or
-        `with_error`.
+        As `predict`. Also if `y_new` has NaN, another shape or values outside the support (if the
+        support depends on latents, the density is zero there instead), or if `num_draws` is below
+        1. Also if the model has an argument called `num_draws` or `with_error`.
 
     Warns
     -----
