@@ -3,7 +3,7 @@ kernel does with its arguments; squared distances between rows.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial, reduce
 from operator import add
 from typing import Any
@@ -59,14 +59,20 @@ def input_pair(
     return A, A if X2 is X1 else as_inputs(X2, active_dims, "X2")
 
 
-def as_active_dims(dims: int | Iterable[int] | None) -> ActiveDims:
+def as_active_dims(dims: Any) -> ActiveDims:
     """One column number or several as the static tuple that a kernel keeps."""
     if dims is None:
         return None
-    dims = (dims,) if isinstance(dims, int | np.integer) else tuple(int(d) for d in dims)
-    if not dims:
+    columns = np.atleast_1d(np.asarray(dims))
+    if not columns.size:
         raise DataError("active_dims=() picks no column: give column numbers, or None for all.")
-    return dims
+    are_numbers = columns.dtype.kind in "iu" and columns.ndim == 1
+    if not are_numbers or len(np.unique(columns)) < len(columns):
+        raise DataError(
+            f"active_dims={dims!r}: give different column numbers, as integers. Those of a mask "
+            "are np.flatnonzero(mask)."
+        )
+    return tuple(columns.tolist())
 
 
 def floating(x: ArrayLike) -> Float[Array, "..."]:
