@@ -355,7 +355,8 @@ class CallableKernel(Kernel):
         # it reads a matrix of all rows
         if jax.eval_shape(lambda x: self.function(x, x), X[:1]).shape != (1, 1):
             return jnp.diagonal(self.function(X, X))
-        return jax.vmap(lambda x: self.function(x[None], x[None])[0, 0])(X)
+        # one object twice, as in k(X, X): a kernel may add noise `if X1 is X2`
+        return jax.vmap(lambda x: self.function(*[x[None]] * 2)[0, 0])(X)
 
 
 def as_kernel(kernel: Any) -> Any:

@@ -291,6 +291,14 @@ def test_plain_functions_and_foreign_objects_serve_as_kernels():
     np.testing.assert_allclose((2.0 * K.RBF() + foreign).diag(X1), np.full(7, 3.0), rtol=1e-15)
 
 
+def test_the_diagonal_has_the_noise_that_a_callable_adds_to_itself():
+    """By `is`: `diag` was 1.0 where k(X, X) has 1.3, so that marginals lacked what joints had."""
+    A = jnp.asarray(X1)
+    noisy = K.as_kernel(lambda A, B: K.RBF()(A, B) + 0.3 * jnp.eye(len(A)) * (A is B))
+    np.testing.assert_allclose(noisy.diag(A), np.diag(noisy(A, A)), rtol=1e-14)
+    np.testing.assert_allclose(noisy.diag(A), np.full(7, 1.3), rtol=1e-14)
+
+
 BAD = {
     "length scales for other columns": (
         lambda: K.RBF(1.0, np.ones(2))(X1, X2),
