@@ -221,16 +221,27 @@ class Kernel(eqx.Module):
         """The vector k(x_n, x_n)."""
 
     def __add__(self, other):
-        return Sum(self, _operand(other))
+        return Sum(self, other)
 
     def __radd__(self, other):
-        return Sum(_operand(other), self)
+        return Sum(other, self)
 
     def __mul__(self, other):
-        return Product(self, _operand(other))
+        return Product(self, other)
 
     def __rmul__(self, other):
-        return Product(_operand(other), self)
+        return Product(other, self)
+
+
+def _operand(value: Any) -> Any:
+    if callable(value):
+        return as_kernel(value)
+    try:
+        return Constant(scalar(value, "the number added to or multiplied with a kernel"))
+    except TypeError:
+        raise DataError(
+            f"{value!r} cannot be combined with a kernel; give a kernel, a callable or a number."
+        ) from None
 
 
 class Sum(Kernel):
@@ -248,8 +259,8 @@ class Sum(Kernel):
     [[3.0]]
     """
 
-    left: Any
-    right: Any
+    left: Any = eqx.field(converter=_operand)
+    right: Any = eqx.field(converter=_operand)
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         return self.left(X1, X2) + self.right(X1, X2)
@@ -274,8 +285,8 @@ class Product(Kernel):
     [[2.0]]
     """
 
-    left: Any
-    right: Any
+    left: Any = eqx.field(converter=_operand)
+    right: Any = eqx.field(converter=_operand)
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         return self.left(X1, X2) * self.right(X1, X2)
@@ -410,14 +421,3 @@ def of_finite_rank(kernel, X) -> Float[Array, "..."]:
         return of_finite_rank(kernel.left, X) * of_finite_rank(kernel.right, X)
     variance = kernel.diag(X)
     return variance if getattr(kernel, "finite_rank", False) else jnp.zeros_like(variance)
-
-
-def _operand(value: Any) -> Any:
-    if callable(value):
-        return as_kernel(value)
-    try:
-        return Constant(scalar(value, "the number added to or multiplied with a kernel"))
-    except TypeError:
-        raise DataError(
-            f"{value!r} cannot be combined with a kernel; give a kernel, a callable or a number."
-        ) from None

@@ -110,6 +110,8 @@ def test_algebra_is_pointwise_and_takes_numbers_from_both_sides():
         (np.float64(0.3) * a, 0.3 * A),
         (jnp.array(2.0) * (a + b) * a, 2.0 * (A + B) * A),
         (sum([a, b]), A + B),
+        (K.Product(2.0, a), 2.0 * A),
+        (K.Sum(a, lambda A, B: 3.0 * b(A, B)), A + 3.0 * B),
     ]:
         assert isinstance(kernel, K.Sum | K.Product)
         np.testing.assert_allclose(kernel(X1, X2), expected, rtol=1e-14)
