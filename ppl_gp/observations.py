@@ -100,7 +100,8 @@ class OrdinalProbit(OfClasses):
     `p(y = k | f) = Phi(c_k - f) - Phi(c_{k-1} - f)`, with c_{-1} = -inf and c_{K-1} = inf (Chu &
     Ghahramani 2005, equations 2-4). It is computed in log space, in the tail in which the
     difference does not cancel. The log density and its derivatives stay finite however far f is
-    from the interval. For a noise scale s, divide f and cutpoints by s.
+    from the interval, while c - f tells the cutpoints apart. For a noise scale s, divide f and
+    cutpoints by s.
 
     Examples
     --------

@@ -150,7 +150,7 @@ class RationalQuadratic(Isotropic):
     variance, lengthscale, active_dims
         As for `RBF`.
     alpha : float, default 1.0
-        Positive. The larger, the narrower the range of length scales; infinity is `RBF`.
+        Positive. The larger, the narrower the range of length scales; it tends to `RBF`.
 
     Notes
     -----
