@@ -19,7 +19,7 @@ from numpyro.infer.reparam import Reparam
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import plain_numbers
 from ppl_gp.kernels import as_kernel
-from ppl_gp.kernels.base import jitter_of
+from ppl_gp.kernels.base import floating, jitter_of
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.linalg import (
     add_diagonal,
@@ -145,7 +145,8 @@ class GP(dist.Distribution):
     @property
     def mean(self):
         """m(X), (N,)."""
-        return self.mean_function(self.X)
+        mean = floating(self.mean_function(self.X))
+        return jnp.broadcast_to(mean, self.event_shape) if mean.shape in ((), (1,)) else mean
 
     @property
     def variance(self):

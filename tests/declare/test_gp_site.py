@@ -51,6 +51,14 @@ def test_one_input_dimension_and_integer_inputs():
     assert counts.X.dtype == jnp.float64 and counts.event_shape == (4,)
 
 
+@pytest.mark.parametrize("mean", [2, np.array([2]), np.full(N, 2)], ids=str)
+def test_a_mean_function_may_give_a_number_or_integers(mean):
+    """A number had no shape, an array of none was indexed, and integers met floats in a loop."""
+    site = pg.GP(KERNEL, X, mean=lambda X: mean)
+    assert site.mean.dtype == float
+    np.testing.assert_array_equal(site.mean, np.full(N, 2.0))
+
+
 @pytest.mark.parametrize("shape", [(0, 2), (3, 0), (2, 2, 2), ()])
 def test_inputs_of_a_wrong_shape(shape):
     with pytest.raises(DataError, match=r"X=\.\.\.\) has shape"):

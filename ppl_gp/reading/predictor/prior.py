@@ -56,7 +56,8 @@ class MeanKernel(Kernel):
 
         def mean(e):
             trace = run(innovate(self.model, {**self.zero, **e}), *self.args, self.hyper)
-            return unwrap(trace[self.site]["fn"]).mean_function(X)
+            prior = unwrap(trace[self.site]["fn"])
+            return GP(prior.kernel, X, prior.mean_function).mean
 
         at_zero = mean({})
         parts = [jax.vmap(lambda e, k=k: mean({k: e}))(x) - at_zero for k, x in self.roots.items()]
