@@ -79,11 +79,14 @@ class pin(Messenger):
 
 def _prior_mean(site):
     mean, shape = unwrap(site["fn"]).mean, site["fn"].shape()
-    if mean.shape[:-1] and mean.shape != shape[len(shape) - mean.ndim :]:
+    if mean.shape != shape[len(shape) - mean.ndim :]:
+        P = len(mean)
+        remedy = f"a mean a unit needs a plate of {P} units around it, numpyro.plate('units', {P})"
+        if mean.shape[-1] != shape[-1]:
+            remedy = "give one number per row, (N,), such as mean=lambda X: slope * X[:, 0]"
         raise DataError(
             f"GP site '{site['name']}' has shape {shape}, and its mean function gives "
-            f"{mean.shape}: a mean for each unit needs a plate of {mean.shape[0]} units around "
-            f"the site, numpyro.plate('units', {mean.shape[0]})."
+            f"{mean.shape}: {remedy}."
         )
     return jnp.broadcast_to(mean, shape)
 

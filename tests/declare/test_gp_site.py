@@ -59,6 +59,18 @@ def test_a_mean_function_may_give_a_number_or_integers(mean):
     np.testing.assert_array_equal(site.mean, np.full(N, 2.0))
 
 
+@pytest.mark.parametrize("length", [(N, 1), (N - 1,)])
+def test_a_mean_function_that_gives_no_number_per_row_is_told(length):
+    """A column was told to stand in a plate of N units, which raises the same."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(KERNEL, X, mean=lambda X: jnp.zeros(length)))
+        numpyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+    with pytest.raises(DataError, match=r"gives \(\d, ?1?\): give one number per row.*X\[:, 0\]"):
+        pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=np.zeros(N))
+
+
 @pytest.mark.parametrize("shape", [(0, 2), (3, 0), (2, 2, 2), ()])
 def test_inputs_of_a_wrong_shape(shape):
     with pytest.raises(DataError, match=r"X=\.\.\.\) has shape"):
