@@ -11,6 +11,7 @@ import pytest
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.kernels.pairs import pair_fault
+from ppl_gp.sparse.inducing import select
 
 N = 6
 X = np.linspace(0.0, 4.0, N)
@@ -149,6 +150,14 @@ def test_tables_closures_and_larger_tables_are_answered():
         fit.predict(species[2:4], 2.0 * larger)
     fit = pg.fit(closures_of_the_mean_and_the_noise, FIXED, 0, X, W, y=Y)
     assert fit.predict(X[:2] + 10.0, W[:2]).f_mean == pytest.approx(0.3 + W[:2], abs=1e-2)
+
+
+def test_the_noise_of_rows_is_none_of_inducing_points():
+    """A jitter with one entry per row was added to the covariance of u, of another size."""
+    noisy, Z = pg.GP(K, X, jitter=W**2), X[:3] + 0.1
+    root = pg.Points(jnp.asarray(Z)).root(noisy)
+    np.testing.assert_array_equal(root.W, pg.Points(jnp.asarray(Z)).root(pg.GP(K, X)).W)
+    assert len(select("greedy", noisy, X[1:], 3, 0)) == 3
 
 
 @pytest.mark.parametrize("shape", [(), (N,)])

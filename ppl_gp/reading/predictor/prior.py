@@ -17,7 +17,7 @@ from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.kernels.base import Kernel
+from ppl_gp.kernels.base import Kernel, jitter_of
 from ppl_gp.numerics.blocks import diagonal_of, matrix_of
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.numerics.low_rank import Covariance, Dense, Independent, Loads, LowRank, OneAndOthers
@@ -132,8 +132,8 @@ class Behind:
             return prior
         roots = {j: columns(self.fns[j], lambda e: e) for j in sorted(behind)}
         more = MeanKernel(self.source, site, self.args, self.hyper, self.zero, roots)
-        jitter = prior.variance - prior.kernel.diag(prior.X)  # of the declared kernel
-        return GP(prior.kernel + more, prior.X, prior.mean_function, jitter[0])
+        jitter = jitter_of(prior.kernel, prior.X) if prior.jitter is None else prior.jitter
+        return GP(prior.kernel + more, prior.X, prior.mean_function, jitter)
 
     def mean_sites(self) -> dict[str, frozenset[str]]:
         """{integrated GP site: integrated sites behind its mean, through others too}. Abstract."""
