@@ -6,6 +6,7 @@ from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -16,7 +17,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.infer.reparam import Reparam
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.frames.names import plain_numbers
 from ppl_gp.kernels import as_kernel
 from ppl_gp.kernels.base import floating, jitter_of
@@ -226,7 +227,26 @@ class Conditioned(eqx.Module):
         if isinstance(X_new, GP):
             return X_new
         prior, X = self.prior, plain_numbers("X_new", X_new)
+        _require_any_rows(prior)
         return GP(prior.kernel, X, prior.mean_function, prior.jitter)
+
+
+def _require_any_rows(prior: GP) -> None:
+    """Raise `ModelError` where the mean or the jitter has one entry for each training row."""
+    num = prior.event_shape[0] + 1
+    rows = jax.ShapeDtypeStruct((num, *prior.X.shape[1:]), prior.X.dtype)
+    tied = np.size(prior.jitter) > 1
+    try:
+        mean = jax.eval_shape(lambda X: GP(prior.kernel, X, prior.mean_function).mean, rows)
+        tied |= mean.shape[-1] not in (1, num)
+    except (TypeError, ValueError) as error:
+        tied |= not isinstance(error, jax.errors.JAXTypeError)  # which looks at values
+    if tied:
+        raise ModelError(
+            "posterior(X_new): the GP's mean or jitter has one entry for each training row. Give "
+            "the GP at the new rows, posterior(pg.GP(kernel, X_new, mean=..., jitter=...)), or "
+            "ask fit.predict(X_new, ...).f_mean, with the arguments of the new rows."
+        )
 
 
 def require_flag(joint) -> None:

@@ -146,7 +146,8 @@ class Record:
         Raises
         ------
         ModelError
-            If the model does not have a GP, or the kernel cannot be evaluated at new rows.
+            If the model does not have a GP, or its kernel, mean or jitter is of the training rows
+            alone.
 
         Notes
         -----

@@ -152,6 +152,18 @@ def test_tables_closures_and_larger_tables_are_answered():
     assert fit.predict(X[:2] + 10.0, W[:2]).f_mean == pytest.approx(0.3 + W[:2], abs=1e-2)
 
 
+def test_a_mean_or_a_jitter_of_the_training_rows_is_none_of_new_rows():
+    """`fit.posterior(x + 10)` had the mean of the training rows, without a word."""
+    fit, new = pg.fit(closures_of_the_mean_and_the_noise, FIXED, 0, X, W, y=Y), X + 10.0
+    for rows in (new, new[:1], new[:3]):
+        with pytest.raises(pg.ModelError, match="one entry for each training row.*fit.predict"):
+            fit.posterior(rows)
+    there = pg.GP(K, new, mean=lambda x: 0.3 + 2.0 * W, jitter=W**2)
+    np.testing.assert_allclose(
+        fit.posterior(there).mean, fit.predict(new, 2.0 * W).f_mean, rtol=1e-9
+    )
+
+
 def test_the_noise_of_rows_is_none_of_inducing_points():
     """A jitter with one entry per row was added to the covariance of u, of another size."""
     noisy, Z = pg.GP(K, X, jitter=W**2), X[:3] + 0.1
