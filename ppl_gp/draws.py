@@ -199,6 +199,7 @@ class Mixture(eqx.Module):
 
     process_of: Callable = eqx.field(static=True)  # an entry of the draws -> its process
     draws: Draws
+    beside: tuple[str, ...] = eqx.field(default=(), static=True)  # as `Conditioned` has it
 
     def __call__(self, X_new, joint: Any = False) -> dist.Distribution:
         """A `MixtureSameFamily` of normals, batch (M,); joint: of multivariate normals."""

@@ -198,10 +198,12 @@ class Conditioned(eqx.Module):
 
     Called at new inputs it gives marginals as `Normal`, or with `joint=True` a
     `MultivariateNormal`. X_new are the GP site's own inputs (an array, or a frame of numbers, whose
-    names are not looked at), or a `GP` at them (then its kernel and mean are taken).
+    names are not looked at), or a `GP` at them (then its kernel and mean are taken). `beside`:
+    other sites that were integrated with it, and are not independent of it given the data.
     """
 
     prior: GP
+    beside: tuple[str, ...] = eqx.field(default=(), static=True, kw_only=True)
 
     @abstractmethod
     def marginals(self, new: GP) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger
 
 from ppl_gp.deep.latents import Amortised, Around, Encoded, FreeGaussian, LatentGuide
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
 from ppl_gp.infer.maximised import require_bounded
@@ -88,6 +88,8 @@ def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
     ------
     DataError
         When the model runs, for names that it does not have, and for other kinds of posteriors.
+    ModelError
+        When the model runs, if it draws other sites that the fit integrated together with f.
 
     Examples
     --------
@@ -98,10 +100,11 @@ def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
     >>> sparse(jnp.arange(3.0)).shape
     (3,)
     """
-    return _replaced(model, {k: partial(_posterior_at, q) for k, q in posteriors.items()})
+    beside = {k: getattr(q, "beside", ()) for k, q in posteriors.items()}
+    return _replaced(model, {k: partial(_posterior_at, q) for k, q in posteriors.items()}, beside)
 
 
-def _replaced(model: Callable, of: Mapping[str, Callable]) -> Callable:
+def _replaced(model: Callable, of: Mapping[str, Callable], beside: Mapping) -> Callable:
     def approximated(*args, **kwargs):
         with handlers.trace() as trace, _Replace(of):
             result = model(*args, **kwargs)
@@ -109,9 +112,21 @@ def _replaced(model: Callable, of: Mapping[str, Callable]) -> Callable:
             raise DataError(
                 f"approximate(posteriors=...) names {missing}, which the model does not have."
             )
+        _require_alone(trace, beside)
         return result
 
     return approximated
+
+
+def _require_alone(trace: Mapping, beside: Mapping) -> None:
+    """Raise `ModelError` where a model draws sites `beside` a GP that depend on it."""
+    for name, sites in beside.items():
+        if drawn := [k for k in sites if k in trace and not trace[k]["is_observed"]]:
+            raise ModelError(
+                f"approximate(): the fit integrated {drawn} together with '{name}', and the model "
+                "draws them independently of it. fit.sample(key, X_new, num) draws all of them "
+                "jointly; or give the part of the model that has this GP alone."
+            )
 
 
 def guide(
@@ -190,7 +205,7 @@ class _Guide:
             return values[name] if name in values else site["fn"].sample(random.key(0))
 
         with handlers.block(hide_fn=self._is_hidden):
-            handlers.substitute(_replaced(self.model, of), substitute_fn=given)(*args, **kwargs)
+            handlers.substitute(_replaced(self.model, of, {}), substitute_fn=given)(*args, **kwargs)
 
     def _is_local(self, site) -> bool:
         is_sparse = site["type"] == "sample" and isinstance(unwrap(site["fn"]), SparseMarginals)

@@ -168,6 +168,10 @@ class Record:
                 "posterior: the model has no GP site; the effects that were integrated are in "
                 "fit.sites, and what they add at new rows in fit.components(X_new, ...)."
             )
+        sites = self.model.plan.sites
+        for k, part in found.items():  # of several functions they are called f[0], f[1]
+            beside = tuple(s for s in sites if s != k and not k.startswith(f"{s}["))
+            found[k] = dataclasses.replace(part, beside=beside)
         return _one_or_all(found)
 
     @functools.cached_property

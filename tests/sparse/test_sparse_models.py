@@ -238,6 +238,26 @@ def test_approximate_draws_sites_from_any_posterior_process():
         )
 
 
+def test_approximate_refuses_what_was_integrated_beside_a_gp():
+    """The level was drawn from its prior again: the mean of y was 90 times too large."""
+    X, counts = np.linspace(0.0, 4.0, 6), np.array([5, 6, 8, 7, 6, 5])
+
+    def curve(X):
+        return numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+        f = curve(X)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(level + f)), obs=y)
+
+    q = pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=counts).posterior
+    with pytest.raises(pg.ModelError, match=r"integrated \['level'\] together with 'f'"):
+        handlers.seed(pg.approximate(model, {"f": q}), 0)(X)
+    for allowed in (curve, handlers.condition(model, {"level": 1.8})):
+        handlers.seed(pg.approximate(allowed, {"f": q}), 0)(X)
+
+
 @pytest.mark.slow
 def test_sparse_nuts_with_all_inputs_agrees_with_nuts():
     X, y, X_new = data()
