@@ -25,6 +25,7 @@ from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.dependence import depends
 from ppl_gp.reading.factors import JointLogLikelihood, LogLikelihood, require_equal_rows
 from ppl_gp.reading.interactions import dependence
+from ppl_gp.reading.predictor.skeleton import require_apart
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.refusals import VALUE_WANTED, require_dtype, require_observations
 from ppl_gp.reading.roles import (
@@ -154,7 +155,18 @@ def observed_trace(model, args, kwargs, hyper=None) -> dict:
     trace = run_at_once(model, args, kwargs, hyper)
     for name in _judged(model, args, kwargs, trace):
         require_dtype(name, trace[name], Leaves(model, args, kwargs))
+    if jnp.result_type(float) == np.float32:
+        _require_precision(trace, Leaves(model, args, kwargs).arrays)
     return trace
+
+
+def _require_precision(trace: dict, arrays: dict) -> None:
+    """Raise `DataError` where a GP's inputs are whole numbers that float32 rounds."""
+    inputs = [np.ravel(unwrap(trace[k]["fn"]).X) for k in roles(trace).gps]
+    for path, x in arrays.items():
+        given = np.ravel(x).astype(np.float32) if x.dtype.kind in "iu" else ()
+        if any(np.array_equal(X, given) for X in inputs):
+            require_apart(path, np.asarray(x))
 
 
 def _judged(model, args, kwargs, trace: dict) -> dict[str, bool]:

@@ -116,13 +116,14 @@ def test_a_search_ends_in_float32_where_it_ends_in_float64(names):
 
 def test_whole_numbers_that_single_precision_rounds_are_refused():
     """Times in seconds were rounded to one or two of twelve, 63 nats off: columns of an integrated
-    predictor are floats. A GP alone takes them as they are.
+    predictor are floats. So are the inputs of a GP alone, which a model may compute of an origin.
     """
     start = 1_700_000_000
     t, y = start + 10 * np.arange(12), np.sin(np.arange(12.0))
 
-    def model(t, y=None, level=True):
-        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.5), (t - start) / 10.0))
+    def model(t, y=None, level=True, raw=False):
+        x = t if raw else (t - start) / 10.0
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.5), x))
         if level:
             f = f + numpyro.sample("level", dist.Normal(0.0, 0.5))
         with numpyro.plate("data", t.shape[0]):
@@ -139,6 +140,9 @@ def test_whole_numbers_that_single_precision_rounds_are_refused():
         for times in (t, start + 60 * np.arange(12), start + 300 * np.arange(12)):
             with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 17000"):
                 pg.fit(model, held, 0, times, y=y)
+        with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 17000"):
+            pg.fit(model, held, 0, t, y=y, level=False, raw=True)
+        assert pg.fit(model, held, 0, t - start, y=y, level=False, raw=True).result == "converged"
 
 
 @pytest.mark.parametrize("effects", [True, False])

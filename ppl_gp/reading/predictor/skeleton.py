@@ -116,7 +116,7 @@ class Skeleton:
         first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
         for p in self.columns if jnp.result_type(float) == np.float32 else ():
             if p in known and np.asarray(known[p][0]).dtype.kind in "iu":
-                _require_apart(p, np.moveaxis(np.asarray(known[p][0]), known[p][1], 0))
+                require_apart(p, np.moveaxis(np.asarray(known[p][0]), known[p][1], 0))
         return replace(self, first=first)
 
     def _require_same(self, path, entry, given):
@@ -127,7 +127,7 @@ class Skeleton:
             )
 
 
-def _require_apart(path: str, x: np.ndarray) -> None:
+def require_apart(path: str, x: np.ndarray) -> None:
     """Raise `DataError` where float32 moves a gap between rows of a whole column by more than a
     hundredth, and by a millionth of its range: times in seconds, say, and not numbers of people.
     """
