@@ -237,7 +237,7 @@ def _require_any_rows(prior: GP) -> None:
     """Raise `ModelError` where the mean or the jitter has one entry for each training row."""
     num = prior.event_shape[0] + 1
     rows = jax.ShapeDtypeStruct((num, *prior.X.shape[1:]), prior.X.dtype)
-    tied = np.size(prior.jitter) > 1
+    tied = getattr(prior.jitter, "size", 1) > 1
     try:
         mean = jax.eval_shape(lambda X: GP(prior.kernel, X, prior.mean_function).mean, rows)
         tied |= mean.shape[-1] not in (1, num)

@@ -17,6 +17,7 @@ import optax
 from jax import lax, random
 from numpyro import infer
 from numpyro.infer import autoguide
+from numpyro.infer.elbo import ELBO as NumPyroELBO
 from numpyro.optim import optax_to_numpyro
 from scipy.special import logsumexp
 
@@ -129,7 +130,7 @@ class SVI:
             raise DataError(
                 f"SVI(guide={self.guide!r}): give an autoguide class, AutoNormal, or a guide."
             )
-        if not isinstance(self.loss, infer.elbo.ELBO):
+        if not isinstance(self.loss, NumPyroELBO):
             given = getattr(self.loss, "__name__", repr(self.loss))
             raise DataError(f"SVI(loss={given}): give an instance, pg.ELBO() or Trace_ELBO().")
         if issubclass(kind := kind_of(self.guide), ANNEALED):

@@ -115,7 +115,7 @@ def look_at(
     return Subject(model, source, first, trace, names, structure, additive, levels)
 
 
-def _require_known_levels(model: Collapsed, hyper: dict, rows: Rows) -> None:
+def _require_known_levels(model: Any, hyper: dict, rows: Rows) -> None:
     """As `require_levels`, of a batch, compiled; one with NaN is told of elsewhere."""
     batch = as_batch(rows, None)
     if is_finite(rows) and bool(lacks_levels(model, batch.args, batch.kwargs, hyper)):

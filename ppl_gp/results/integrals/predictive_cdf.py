@@ -161,7 +161,8 @@ def _cumulative(core: Any, value):
         gate: Any = core.gate
         return gate * (value >= 0) + (1.0 - gate) * _cumulative(unwrap(core.base_dist), value)
     if isinstance(core, dist.MixtureGeneral):  # each component beyond its own support
-        w, parts = core.mixing_distribution.probs, core.component_distributions
+        w: Any = core.mixing_distribution.probs
+        parts = core.component_distributions
         return sum(w[..., i] * cumulative(part, value) for i, part in enumerate(parts))
     if isinstance(core, dist.TransformedDistribution):
         # by the base's, whose bounds are constants where those of y depend on f
