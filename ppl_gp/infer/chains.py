@@ -61,8 +61,9 @@ class Kernel(numpyro.infer.NUTS):
 
     def postprocess_fn(self, model_args, model_kwargs):
         """(z) -> constrained values, and deterministic sites."""
-        given = self.model, model_args, model_kwargs
-        return partial(constrain_fn, *given, return_deterministic=True)
+        return partial(
+            constrain_fn, self.model, model_args, model_kwargs, return_deterministic=True
+        )
 
 
 class Chains(NamedTuple):
@@ -126,8 +127,7 @@ def run_chains(
     keys = random.key_data(random.split(rng_key, config.num_chains))
     states = _init(kernel, keys, config.num_warmup, args, kwargs)
     stages = _stages(kernel, states, args, kwargs, _schedule(config))
-    total = config.num_warmup + config.num_samples
-    (_, parts), _ = interruptible(stages, label, total, progress)
+    (_, parts), _ = interruptible(stages, label, config.num_warmup + config.num_samples, progress)
     record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
     return Chains(_postprocess(kernel, record.pop("z"), args, kwargs), record)
 

@@ -194,8 +194,7 @@ class Particle(NamedTuple):
         K = self.layers.num_importance
         if K == 1:
             return jax.tree.map(lambda x: x[None], self._copy(given, 0, None))
-        one = jax.vmap(lambda k, s: self._copy(given, k, s), axis_name=COPIES)
-        return one(jnp.arange(K), share)
+        return jax.vmap(partial(self._copy, given), axis_name=COPIES)(jnp.arange(K), share)
 
     def _copy(self, given: _Given, k, share):
         key_guide, key_model = random.split(self.key)

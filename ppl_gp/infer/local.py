@@ -302,8 +302,7 @@ def _climb(joint: Joint, start, tol, max_steps: int) -> Mode:
             return (t > 0.5**_HALVINGS) & ~(loss(u + t * step) <= limit)
 
         t = lax.while_loop(worse, lambda t: 0.5 * t, jnp.ones((), u.dtype))
-        usable = jnp.all(jnp.isfinite(step))
-        return jnp.where(usable, u + t * step, u), L, decrement, steps + 1
+        return jnp.where(jnp.all(jnp.isfinite(step)), u + t * step, u), L, decrement, steps + 1
 
     def going(state):
         _, _, decrement, steps = state
@@ -338,8 +337,7 @@ def _drawn(joint: Joint, mode: Mode, key) -> tuple[dict, Float[Array, "S"]]:
     half = random.normal(key, (_DRAWS // 2, len(mode.u)), mode.u.dtype)
     white = jnp.concatenate([half, -half])
     u = mode.u + solve_lower(mode.factor, white.T, trans=1).T
-    log_p = lax.map(joint, u)
-    log_w = log_p - mode.value + 0.5 * jnp.sum(white**2, 1)
+    log_w = lax.map(joint, u) - mode.value + 0.5 * jnp.sum(white**2, 1)
     return lax.map(joint.sites, u), log_w
 
 

@@ -182,8 +182,7 @@ class StreamSource:
         return next(iter(jax.tree.leaves(sizes)), num_rows(args) or 0)
 
     def _require_form(self, args, kwargs, num) -> None:
-        told = {_INPUTS: args[0], **kwargs}
-        shapes = {k: jax.tree.map(np.shape, v) for k, v in told.items()}
+        shapes = {k: jax.tree.map(np.shape, v) for k, v in {_INPUTS: args[0], **kwargs}.items()}
         try:
             form = jax.tree.map(lambda x, a: _form(x, a, num), (args, kwargs), self.axes)
         except ValueError:  # other arguments, or another container

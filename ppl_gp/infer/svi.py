@@ -152,8 +152,7 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     require_samplable(model, trace, args, kwargs, "SVI()")
     whole = self_contained(model, missing_parts(trace))
     guide = method.guide(whole) if is_auto(method.guide) else method.guide
-    optimiser = optax_to_numpyro(method.optimiser or _adam(method))
-    svi = infer.SVI(whole, guide, optimiser, method.loss)
+    svi = infer.SVI(whole, guide, optax_to_numpyro(method.optimiser or _adam(method)), method.loss)
     key_init, key_bound, key_draws = random.split(rng_key, 3)
     stages = _stages(svi, trace, key_init, args, kwargs, method.num_steps)
     (state, losses), stopped = interruptible(stages, "SVI", method.num_steps, progress)
@@ -312,8 +311,7 @@ def _looked(guide, params, key, space: Space) -> tuple[jax.Array, ...]:
     as independent (D,), the constant that the log weights lack).
     """
     keys = random.split(key)
-    drawn = _draws(guide, params, keys[0], _OWN, space.args, space.kwargs)
-    joint, u = of_draws(space, drawn)
+    joint, u = of_draws(space, _draws(guide, params, keys[0], _OWN, space.args, space.kwargs))
     D, few = u.shape[1], u[: max(BOUNDS, 3 * u[0].size)]
     centre, L = few.mean(0), cholesky(jnp.cov(few.T, ddof=0).reshape(D, D))
     slopes = lax.map(jax.grad(lambda x: joint(x)), few) @ L

@@ -67,10 +67,9 @@ def rows(subject: Subject):
     if mixing := reading.mixed:
         return False, f"{mixing}: {reading.why_mixed()}"
     if not subject.args:
-        return (
-            False,
+        return False, (
             "no argument is positional, and the first positional one holds the inputs; declare the "
-            "inputs as model(X, ...), to predict at new ones.",
+            "inputs as model(X, ...), to predict at new ones."
         )
     if reading.held:
         return False, f"no prediction at new rows: {reading.held}"
@@ -158,11 +157,8 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
             raise  # NumPy on a traced value: `of_the_model` has the line of the model
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
     subject = _subject(model, args, kwargs, trace)
-    items = [
-        Item("arguments", True, _describe_arguments(model, args, kwargs)),
-        *_guarded(subject, _SITE_CHECKS),
-    ]
-    return Checklist((*items, *_guarded(subject, _further(subject))))
+    arguments = Item("arguments", True, _describe_arguments(model, args, kwargs))
+    return Checklist((arguments, *_guarded(subject, _SITE_CHECKS | _further(subject))))
 
 
 def _subject(model, args, kwargs, trace: dict) -> Subject:

@@ -132,8 +132,7 @@ def _broadcast(subject: Subject) -> Subject:
     """With sites that rows see by broadcasting integrated, in a model without another predictor."""
     if subject.found.gps or subject.whole is not subject.model or subject.subsampling:
         return subject
-    whole = collapse(subject.whole, subject.args, subject.kwargs, lone=True)
-    return subject._replace(whole=whole)
+    return subject._replace(whole=collapse(subject.whole, subject.args, subject.kwargs, lone=True))
 
 
 def _local_methods(subject: Subject) -> list[str]:

@@ -224,8 +224,7 @@ def require_guide(drawn: dict, trace: dict, who: str) -> None:
 
 def _is_latent(name: str, trace: dict) -> bool:
     site = trace[name]
-    is_sampled = site["type"] == "sample" and not site["is_observed"]
-    return is_sampled and not is_missing_part(name, trace)
+    return site["type"] == "sample" and not site["is_observed"] and not is_missing_part(name, trace)
 
 
 def is_auxiliary(site: dict) -> bool:

@@ -148,8 +148,7 @@ def _require_few_with_priors(problem: LocalProblem) -> None:
         )
     sites = [problem.trace[name] for name in problem.found.hyper]
     free = lambda: [transform(s).inv(1.0 * jnp.asarray(s["value"])) for s in sites]  # noqa: E731
-    shapes = jax.eval_shape(free)
-    if (d := sum(int(np.prod(x.shape)) for x in shapes)) > MOST:
+    if (d := sum(int(np.prod(x.shape)) for x in jax.eval_shape(free))) > MOST:
         raise ModelError(
             f"Grid() of {d} hyperparameters: its design is for up to {MOST}; use Sample()."
         )

@@ -89,8 +89,7 @@ class LocalProblem(NamedTuple):
 
     def fit(self, **fields: Any) -> Fit:
         """The fit of these further fields."""
-        own = {k: getattr(self, k) for k in ("model", "method", "args", "kwargs")}
-        return Fit(**own, **fields)
+        return Fit(**{k: getattr(self, k) for k in ("model", "method", "args", "kwargs")}, **fields)
 
 
 @singledispatch

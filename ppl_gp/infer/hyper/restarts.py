@@ -217,8 +217,7 @@ def spreads(problem: Ascent, runs: Run, best: int, slopes: dict) -> dict | None:
         sds = np.sqrt(np.diag(np.linalg.inv(H)))
     else:
         sds = 1.0 / np.sqrt(np.maximum(own, 1e-300))
-    ends = np.cumsum([x[best].size for x in leaves])[:-1]
-    return jax.tree.unflatten(tree, np.split(sds, ends))
+    return jax.tree.unflatten(tree, np.split(sds, np.cumsum([x[best].size for x in leaves])[:-1]))
 
 
 def _flat(tree) -> np.ndarray:
@@ -230,8 +229,7 @@ def advance(runs: Run, at: Evaluation, tol) -> Run:
     """A step of every restart that has not ended."""
 
     def one(run, at):
-        new = _step(run, at, tol)
-        return jax.tree.map(lambda a, b: jnp.where(run.done, a, b), run, new)
+        return jax.tree.map(lambda a, b: jnp.where(run.done, a, b), run, _step(run, at, tol))
 
     return jax.vmap(one)(runs, at)
 

@@ -161,8 +161,7 @@ def starts(sp: Space, rng_key, num: int) -> dict:
         return {k: v for k, v in free.items() if k not in params}, {k: free[k] for k in params}
 
     drawn, declared = jax.vmap(draw)(random.split(rng_key, max(num, _MEDIAN_DRAWS)))
-    first_then = lambda v: jnp.concatenate([jnp.median(v, 0)[None], v[: num - 1]])  # noqa: E731
-    drawn = jax.tree.map(first_then, drawn)
+    drawn = jax.tree.map(lambda v: jnp.concatenate([jnp.median(v, 0)[None], v[: num - 1]]), drawn)
     return {**drawn, **jax.tree.map(lambda v: v[:num], declared)}
 
 

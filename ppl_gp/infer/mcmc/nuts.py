@@ -72,8 +72,7 @@ def require_plain_priors(trace: dict, gps, method: str, scaled: bool = False) ->
                     "observed sites alone."
                 )
             fn = fn.base_dist
-        is_scaled = site["scale"] is not None and np.any(np.asarray(site["scale"]) != 1.0)
-        if is_scaled and not scaled:
+        if site["scale"] is not None and np.any(np.asarray(site["scale"]) != 1.0) and not scaled:
             raise ModelError(
                 f"numpyro.handlers.scale scales the prior of GP site '{name}', and {method} needs "
                 "it as declared; scale the observed sites alone, or use NUTS()."

@@ -35,8 +35,7 @@ def total_bound(begun: Begun, state: State, key) -> float | None:
     """The objective over all data, nats; of a stream that cannot be read again, `None`. O(N M^2).
     With an autoguide each batch has one draw of the hyperparameters.
     """
-    source = begun.subject.source
-    return float(np.sum(_of_batches(begun, state, key))) if source.restarts else None
+    return float(np.sum(_of_batches(begun, state, key))) if begun.subject.source.restarts else None
 
 
 def _of_batches(begun: Begun, state: State, key, sweep=None) -> np.ndarray:

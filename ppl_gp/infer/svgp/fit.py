@@ -77,8 +77,7 @@ def _fit_collapsed(method: CollapsedSVGP, model, rng_key, args, kwargs, progress
 
     def climbed(state: State) -> Reached:
         frees = [state.free, *other_length_scales(begun, state.free)]
-        variables = state.variational.variables
-        return climb(problem, frees, variables, batch, method.tol, progress)
+        return climb(problem, frees, state.variational.variables, batch, method.tol, progress)
 
     def again() -> Reached | None:
         other = with_other_points(begun, runs[0].state)
@@ -122,8 +121,7 @@ def _judged_fit(begun: Begun, ended: Reached, told: dict, key, settled: Callable
     if settled is None:
         _tell_unsettled(fit)
     else:
-        free = ended.state.free
-        unless_stopped(lambda: _tell_end(fit, begun.subject, free, settled), None)
+        unless_stopped(lambda: _tell_end(fit, begun.subject, ended.state.free, settled), None)
     return fit
 
 

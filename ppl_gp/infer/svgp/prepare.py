@@ -108,8 +108,7 @@ def _latents(method: SparseMethod, subject: Subject, trace, batch: Batch, key) -
             )
         own = trace[name], random.fold_in(key, i), num_data
         inputs = model.reading.inputs_of_rows(Leaves(model, batch.args, batch.kwargs))
-        along = model.reading.along("y")
-        whole = batch, uses_inputs(model, batch), inputs, along
+        whole = batch, uses_inputs(model, batch), inputs, model.reading.along("y")
         found[name] = start.initial_latents(config, *own, *whole)
     return found
 
@@ -180,8 +179,7 @@ def started(
         return variational
     priors, shapes = start.priors_of(trace, variational.q)
     num = sum(num_values(priors[k], s, variational.variables[k].num) for k, s in shapes.items())
-    given = {**hyper, **batch.given}
-    q = _narrowed(problem, given, priors, shapes, num, variational.q, batch)
+    q = _narrowed(problem, {**hyper, **batch.given}, priors, shapes, num, variational.q, batch)
     return variational._replace(q=q)
 
 

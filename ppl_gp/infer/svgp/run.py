@@ -200,8 +200,7 @@ class LongRun(NamedTuple):
         reached, interrupted = interruptible(stages, "SVGP", max_steps, self.progress)
         self._save(reached, last=True)
         result = Result.interrupted if interrupted else self._result(reached)
-        state = self.begun.spread.local(reached.state)
-        return reached._replace(state=state, result=result)
+        return reached._replace(state=self.begun.spread.local(reached.state), result=result)
 
     def _from(self, state: State) -> Reached:
         return Reached(self.begun.spread.replicated(state), np.zeros(0))
@@ -225,8 +224,7 @@ class LongRun(NamedTuple):
             if isinstance(chunk, dict):
                 yield Stage(reached._replace(**chunk), len(reached.bounds))
                 return
-            first = len(reached.bounds) == 0
-            reached = (self._first if first else self._advance)(reached, chunk)
+            reached = (self._advance if len(reached.bounds) else self._first)(reached, chunk)
             if len(reached.bounds) == race_at(self.problem.max_steps):
                 reached = self._raced(reached)
             yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1]:.2f}")
@@ -266,8 +264,7 @@ class LongRun(NamedTuple):
         state, done = reached.state, len(reached.bounds)
         keys = folded(self.key, np.arange(done, done + len(chunk)))
         if self.source.whole:
-            batch = self.begun.spread.batch(as_batch(chunk[0], None))
-            constant, varying = repeated(batch, keys)
+            constant, varying = repeated(self.begun.spread.batch(as_batch(chunk[0], None)), keys)
         else:
             constant, stacked = stack(chunk, keys)
             varying = self.begun.spread.batch(stacked, axis=1)
@@ -312,8 +309,7 @@ class LongRun(NamedTuple):
             halves = np.split(finite, 2)
             before, recent = (np.nanmean(x) if np.isfinite(x).any() else np.nan for x in halves)
             if recent <= before:
-                settled = problem.noisy or is_settled(state)
-                return Result.converged if settled else Result.completed
+                return Result.converged if problem.noisy or is_settled(state) else Result.completed
         return None
 
 

@@ -124,8 +124,7 @@ def _of_parts(method: SparseMethod, prior: PredictorGP, rows, seed: int, moves) 
 
 
 def _priors_of_parts(prior: PredictorGP, rows) -> dict[str, GP]:
-    parts = prior.kernel.at(rows).parts
-    return {k: p.prior for k, p in parts.items() if isinstance(p, Weighted)}
+    return {k: p.prior for k, p in prior.kernel.at(rows).parts.items() if isinstance(p, Weighted)}
 
 
 def of_site(choice: Any, site: str, option: str) -> Any:

@@ -138,8 +138,7 @@ def _advance(
 ) -> State:
     sites = {k: q for k, q in state.variational.q.items() if isinstance(q, NaturalGaussian)}
     target = {k: q.target(t.q[k], toward[k], t.kl_weights[k]) for k, q in sites.items()}
-    rate = problem.natural_rate(state.step) * state.shrink
-    moved, halved = blend_all(sites, target, rate)
+    moved, halved = blend_all(sites, target, problem.natural_rate(state.step) * state.shrink)
     # of a batch that is some of the data a step's gain is that batch's
     told = [] if problem.noisy else list(sites)
     gaps = [sites[k].expected_gain(t.q[k], target[k], t.kl_weights[k]) for k in told]
@@ -211,8 +210,7 @@ def _retreat(problem: Problem, state: State) -> State:
     """Back to the last good state, half as far along the natural gradient."""
     last, shrink = state.last, 0.5 * state.shrink
     rate = problem.natural_rate(state.step) * shrink
-    here = {k: last.variational.q[k] for k in last.target}
-    moved, halved = blend_all(here, last.target, rate)
+    moved, halved = blend_all(last.variational.q, last.target, rate)
     return dataclasses.replace(
         state,
         free=last.free,
@@ -317,8 +315,7 @@ def _climb(problem: Problem, climb: Climb, batch: Batch) -> tuple[Climb, Float[A
         moved = jax.tree.map(lambda a, b: jnp.where(usable, a, b), moved, trained)
         return (moved, state), jnp.negative(loss)
 
-    first = trained, climb.optimiser
-    (trained, state), bounds = lax.scan(step, first, None, length=CHUNK)
+    (trained, state), bounds = lax.scan(step, (trained, climb.optimiser), None, length=CHUNK)
     free, variables = _join(problem, trained, held)
     return Climb(free, variables, state), bounds
 
@@ -344,8 +341,7 @@ def climb(
     first, *others = map(start, frees)
     moving = first.optimiser is not None
     stages = _stages(problem, first, others, batch, tol, problem.max_steps if moving else 0)
-    label = "CollapsedSVGP"
-    (end, bounds), interrupted = interruptible(stages, label, problem.max_steps, progress)
+    (end, bounds), interrupted = interruptible(stages, "CollapsedSVGP", problem.max_steps, progress)
     ended = _ended(bounds, tol) or (Result.completed if moving else Result.converged)
     result = Result.interrupted if interrupted else ended
     best, _ = best_sites(problem, end.free, end.variables, batch)
