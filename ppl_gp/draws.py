@@ -44,8 +44,7 @@ class JointMoments(NamedTuple):
 
     def at(self, z: Float[Array, "R _"]) -> Float[Array, "R M"]:
         """The functions at independent standard normal z."""
-        rows = jnp.broadcast_to(z, self.mean.shape)
-        return self.mean + jnp.einsum("mab,bm->am", self.root, rows)
+        return self.mean + jnp.einsum("mab,bm->am", self.root, jnp.broadcast_to(z, self.mean.shape))
 
 
 def plain(moments: Moments | JointMoments) -> Moments:

@@ -29,8 +29,7 @@ class OfClasses(Distribution):
 
     def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
         values = jnp.arange(self.num_classes).reshape((-1,) + (1,) * len(self.batch_shape))
-        shape = (self.num_classes, *self.batch_shape)
-        return jnp.broadcast_to(values, shape) if expand else values
+        return jnp.broadcast_to(values, (self.num_classes, *self.batch_shape)) if expand else values
 
 
 class BernoulliProbit(OfClasses):

@@ -21,6 +21,7 @@ over copies is one only where f is the same function in all of them.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -63,8 +64,7 @@ def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "
     """This copy's part of a draw of f that is joint over the copies of each datum, which give the
     same `key`; `new`: the prior at its inputs. O(M^2 K B + K^3 B) for all copies.
     """
-    X = lax.all_gather(new.X, axis)
-    mean, covariance = _over_copies(process, new, X)
+    mean, covariance = _over_copies(process, new, lax.all_gather(new.X, axis))
     unit = jnp.finfo(covariance.dtype).eps * jnp.mean(new.variance)
     white = random.normal(key, mean.shape, mean.dtype)
     drawn = mean + jnp.einsum("...ij,...j->...i", robust_factors(covariance, unit), white)
@@ -113,8 +113,7 @@ class Copies(NamedTuple):
     def _log_weights(self, key_f, keys, share) -> Float[Array, "K B"]:
         if self.axis is None:  # one after the other, which is faster than one large problem
             return lax.map(lambda k: self._log_weight(key_f, *k), (keys, share))
-        one = jax.vmap(lambda k, s: self._log_weight(key_f, k, s), axis_name=COPIES)
-        return one(keys, share)
+        return jax.vmap(partial(self._log_weight, key_f), axis_name=COPIES)(keys, share)
 
     def _log_weight(self, key_f, key_h, share) -> Float[Array, "B"]:
         """log of p(y_n | h_n) p(h_n) / q(h_n) of one copy."""

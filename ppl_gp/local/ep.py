@@ -191,8 +191,7 @@ class EP(LocalMethod):
         """As `tilted_terms`, the cavities held."""
         q, sites = solution.marginals, solution.sites
         without = cavity(q, sites, self.power)
-        log_z = self._tilted(log_lik, without).log_z
-        return tilted_terms(q, without, sites, log_z, self.power)
+        return tilted_terms(q, without, sites, self._tilted(log_lik, without).log_z, self.power)
 
     def _tilted(self, log_lik, without: Cavity) -> Any:
         """Moments of cavity x p(y_n | f_n)^power."""

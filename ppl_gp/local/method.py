@@ -177,8 +177,7 @@ def _has_digits(K: Covariance, mean, solution: Solution) -> Bool[Array, ""]:
     if isinstance(K, LowRank):
         most = jnp.max(jnp.abs(diagonal_of(solution.sites.nat2)))
         delta, array = jnp.max(jnp.abs(q.mean - mean)) / apart(K.F, most), K.rest
-    sound = has_digits(array, q, solution.sites, delta)
-    return sound | (solution.code != Result.converged.code)
+    return has_digits(array, q, solution.sites, delta) | (solution.code != Result.converged.code)
 
 
 def has_digits(K: Covariance | None, q, sites: PseudoLikelihood, delta) -> Bool[Array, ""]:

@@ -115,8 +115,7 @@ def as_general(tree: Any) -> Any:
     def one(x):
         if isinstance(x, MinusRankOne):
             return PseudoLikelihood(x.nat1, as_blocks(x.nat2, x.nat1.ndim - 1))
-        is_one = isinstance(x, PseudoLikelihood)
-        return PseudoLikelihood(x.nat1, x.nat2, x.third) if is_one else x
+        return PseudoLikelihood(x.nat1, x.nat2, x.third) if isinstance(x, PseudoLikelihood) else x
 
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, PseudoLikelihood))
 

@@ -134,8 +134,7 @@ class TiltedMoments(NamedTuple):
 
         if K > 1:
             return jnp.log1p(6.0 * jnp.abs(away(rule(R, nodes_of(R, num) // 8))))
-        concave = getattr(log_lik, "is_concave", False)
-        wide = None if concave else lambda nodes: away(nodes, both)
+        wide = None if getattr(log_lik, "is_concave", False) else lambda nodes: away(nodes, both)
         return jnp.log1p(_judged(away, wide, R, num))
 
 

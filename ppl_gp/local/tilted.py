@@ -200,8 +200,7 @@ def tilted(
 
 def integrand(log_lik: Callable, f) -> dict[str, bool]:
     """What `likelihood_nodes` has to be prepared for, decided while tracing."""
-    is_read = isinstance(log_lik, LogLikelihood)
-    concave = is_read and is_concave(log_lik.trace, None, log_lik.num)
+    concave = isinstance(log_lik, LogLikelihood) and is_concave(log_lik.trace, None, log_lik.num)
     split = not concave and decides(lambda f, _: log_lik(f), f, ())
     return {"concave": concave, "breaks": False, "split": split}
 

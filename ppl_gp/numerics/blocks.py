@@ -34,9 +34,7 @@ def as_blocks(T: Float[Array, "..."], draws: int = 0) -> Float[Array, "..."]:
 
 def pulled_to(T: Float[Array, "..."], bar: Float[Array, "..."]) -> Float[Array, "..."]:
     """The cotangent of T as it is given, of that of its blocks."""
-    if T.ndim != 2:
-        return bar
-    return jax.vjp(as_blocks, T)[1](bar)[0]
+    return bar if T.ndim != 2 else jax.vjp(as_blocks, T)[1](bar)[0]
 
 
 def _over(x: Array, total: Array):
@@ -135,9 +133,7 @@ def outer(x, y, like: Float[Array, "..."]) -> Float[Array, "..."]:
 
 def is_positive(T: Float[Array, "..."]) -> Array:
     """Whether T is positive semi-definite, of blocks up to rounding."""
-    if T.ndim < 3:
-        return jnp.all(T >= 0)
-    return jnp.all(is_semidefinite(jnp.moveaxis(T, -1, 0)))
+    return jnp.all(T >= 0 if T.ndim < 3 else is_semidefinite(jnp.moveaxis(T, -1, 0)))
 
 
 def positive_part(T: Float[Array, "..."]) -> Float[Array, "..."]:

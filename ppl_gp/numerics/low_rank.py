@@ -195,8 +195,7 @@ class Independent(eqx.Module):
         return self.parts.dtype
 
     def __matmul__(self, x):
-        split = jnp.reshape(x, (*self.parts.shape[:2], -1))
-        return jnp.reshape(self.parts @ split, x.shape)
+        return jnp.reshape(self.parts @ jnp.reshape(x, (*self.parts.shape[:2], -1)), x.shape)
 
     def diagonal(self) -> Float[Array, "RN"]:
         """Variances."""

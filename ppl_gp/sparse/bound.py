@@ -136,8 +136,7 @@ def at_batch(
     model, given = declare(model, batch.args, batch.kwargs), {**hyper, **batch.given}
     trace = run(model, batch.args, batch.kwargs, given)
     priors, own = split_effects({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps})
-    found = processes(priors, variational, nudge)
-    return AtBatch(model, batch, given, trace, priors, *found, own)
+    return AtBatch(model, batch, given, trace, priors, *processes(priors, variational, nudge), own)
 
 
 def quadrature_gap(at: AtBatch, expectation: Expectation):

@@ -186,8 +186,7 @@ def split_effects(priors: dict[str, GP]) -> tuple[dict[str, GP], dict[str, Array
 
 def _own_of(prior: PredictorGP, X) -> list[Array]:
     """Covariances within a row of each of them, (R, R, n)."""
-    parts = prior.kernel.at(X).parts.values()
-    return [part.covariance for part in parts if isinstance(part, Own)]
+    return [part.covariance for part in prior.kernel.at(X).parts.values() if isinstance(part, Own)]
 
 
 def averaged(joint: JointLogLikelihood, own: dict[str, Array]) -> "JointLogLikelihood | Averaged":

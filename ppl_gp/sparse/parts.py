@@ -235,8 +235,7 @@ def natural_prior(variables: InducingVariables, shape, dtype) -> NaturalGaussian
     nat1 = jnp.asarray(np.zeros(shape, dtype))  # on the host: no program
     if not isinstance(variables, ArrowVariables):
         return NaturalGaussian(nat1, jnp.asarray(np.zeros((*shape, shape[-1]), dtype)))
-    num = variables.tables[variables.levels]
-    start = variables.start(variables.levels)
+    num, start = variables.tables[variables.levels], variables.start(variables.levels)
     return ArrowGaussian(nat1, Arrow.zeros(shape[-1] - num, num, start, dtype))
 
 

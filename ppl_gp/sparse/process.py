@@ -69,9 +69,7 @@ def gram(A: Any) -> Float[Array, "B B"]:
 
 def squares(A: Any) -> Float[Array, "B"]:
     """The diagonal of A^T A."""
-    if isinstance(A, LevelColumns):
-        return squares(A.few) + A.weight**2
-    return jnp.sum(A**2, 0)
+    return squares(A.few) + A.weight**2 if isinstance(A, LevelColumns) else jnp.sum(A**2, 0)
 
 
 def explained_jointly(A: Any, mean, reduction: Any) -> Float[Array, "*F B B"]:

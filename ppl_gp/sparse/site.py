@@ -124,13 +124,10 @@ class SparsePosterior(eqx.Module):
         return SparseMarginals(sparse_process(prior, variables, q), prior, q.kl)
 
     def _variables(self, name) -> InducingVariables:
-        if isinstance(self.inducing, InducingVariables) and not isinstance(self.inducing, Points):
-            return self.inducing
-        Z = (
-            self.inducing.Z
-            if isinstance(self.inducing, Points)
-            else as_floats(jnp.asarray(self.inducing))
-        )
+        given = self.inducing
+        if isinstance(given, InducingVariables) and not isinstance(given, Points):
+            return given
+        Z = given.Z if isinstance(given, Points) else as_floats(jnp.asarray(given))
         return Points(_param(f"{name}_Z", Z) if self.train_inducing else Z)
 
     def _family(self, name, batch, variables) -> Family:

@@ -263,8 +263,7 @@ class LaplacianFeatures(Eigenfunctions):
 def _frequencies(size, width):
     """w, (M, D)."""
     cost = lambda d, j: ((j + 1) * width.min() / width[d]) ** 2  # noqa: E731
-    index = multi_indices(size, len(width), cost, "LaplacianFeatures")
-    return np.pi * (index + 1) / width
+    return np.pi * (multi_indices(size, len(width), cost, "LaplacianFeatures") + 1) / width
 
 
 def _spectral_density(core, w, variance, lengthscale):
