@@ -131,10 +131,8 @@ class Copies(NamedTuple):
 
     def _latent_posteriors(self, guides: dict[str, LatentGuide]) -> dict[str, Distribution]:
         batch, sites = self.at.batch, self.at.trace
-        return {
-            k: guides[k].at(sites[k], batch.rows, batch.args, batch.kwargs)
-            for k in self.structure.latents
-        }
+        rows = batch.rows, batch.args, batch.kwargs
+        return {k: guides[k].at(sites[k], *rows) for k in self.structure.latents}
 
     def _pass(self, given: dict, key) -> tuple[dict, dict, dict]:
         """(trace, {GP site that is not drawn: mean}, {the same: variance}) of the model with

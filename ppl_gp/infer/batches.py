@@ -120,11 +120,8 @@ def _is_floats(x) -> bool:
 def where_not_finite(rows: Rows, step: int, source: Source) -> str:
     """Names the batch, the argument and the entry, where not `is_finite`."""
     named = {**{f"positional argument {i}": x for i, x in enumerate(rows.args)}, **rows.kwargs}
-    parts = [
-        (k + jax.tree_util.keystr(path), x)
-        for k, v in named.items()
-        for path, x in jax.tree.leaves_with_path(v)
-    ]
+    leaves = ((k, *leaf) for k, v in named.items() for leaf in jax.tree.leaves_with_path(v))
+    parts = [(k + jax.tree_util.keystr(path), x) for k, path, x in leaves]
     name, x = next((k, x) for k, x in parts if _is_floats(x) and not np.isfinite(x).all())
     row, *rest = (int(i) for i in np.argwhere(~np.isfinite(x))[0]) if x.ndim else (0,)
     column = f", column {', '.join(map(str, rest))}" if rest else ""

@@ -61,9 +61,8 @@ class Kernel(numpyro.infer.NUTS):
 
     def postprocess_fn(self, model_args, model_kwargs):
         """(z) -> constrained values, and deterministic sites."""
-        return partial(
-            constrain_fn, self.model, model_args, model_kwargs, return_deterministic=True
-        )
+        given = self.model, model_args, model_kwargs
+        return partial(constrain_fn, *given, return_deterministic=True)
 
 
 class Chains(NamedTuple):

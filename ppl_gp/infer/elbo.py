@@ -79,11 +79,8 @@ def held(fn):
 
 def auxiliary(drawn, trace, of=lambda fn: fn):
     """log q, nats, of what the guide alone draws, such as a joint vector; `of` the distribution."""
-    sites = [
-        s
-        for k, s in drawn.items()
-        if s["type"] == "sample" and not s["is_observed"] and k not in trace
-    ]
+    own = [s for k, s in drawn.items() if s["type"] == "sample" and k not in trace]
+    sites = [s for s in own if not s["is_observed"]]
     # a flow's draws come with terms of their own, which are not apart from its parameters
     sites = [s if s.get("intermediates") else s | {"fn": of(s["fn"])} for s in sites]
     return sum([jnp.sum(scaled(s, log_q(s))) for s in sites], jnp.zeros(()))
@@ -250,11 +247,9 @@ class Particle(NamedTuple):
 
     def _global(self, given: _Given, trace: dict, drawn: dict) -> Float[Array, ""]:
         """log p - log q of sites outside the data's plates, by their KL where that is known."""
-        terms = [
-            self._global_term(s, drawn.get(k))
-            for k, s in trace.items()
-            if s["type"] == "sample" and k not in given.structure.latents
-        ]
+        own = {k: s for k, s in trace.items() if k not in given.structure.latents}
+        sites = {k: s for k, s in own.items() if s["type"] == "sample"}
+        terms = [self._global_term(s, drawn.get(k)) for k, s in sites.items()]
         return sum(terms, jnp.zeros(())) - self.layers.beta * auxiliary(drawn, trace, held)
 
     def _global_term(self, site: dict, drawn: dict | None):

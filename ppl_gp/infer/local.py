@@ -133,11 +133,9 @@ class Joint(eqx.Module):
         sp, free = self.space, ravel_pytree(self.like)[1](u)
         z = sp.constrain(free)
         trace = run(sp.model, sp.args, sp.kwargs, {**sp.given, **z})
-        own = [
-            s for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
-        ]
+        own = [k for k, s in trace.items() if s["type"] == "sample"]
         volumes = [transform(trace[k]).log_abs_det_jacobian(free[k], z[k]) for k in sp.names]
-        terms = [*(scored(s) for s in own), *volumes]
+        terms = [*(scored(trace[k]) for k in own if not is_missing_part(k, trace)), *volumes]
         return jnp.sum(jnp.stack([jnp.sum(t) for t in terms]))
 
 

@@ -374,10 +374,8 @@ def _accept(s: _State, candidate, at: Evaluation, extrapolated, damping, tol) ->
     slack = (1e-9 + 32.0 * jnp.finfo(at.merit.dtype).eps) * (1.0 + jnp.abs(s.at.merit))
     shrinks = at.residual < jnp.maximum(_GROWTH * s.at.residual, tol)
     # The first point may start anywhere: whatever can be evaluated is an improvement on it.
-    better = finite & (
-        (at.merit >= s.at.merit - slack) & (shrinks | (at.merit > s.at.merit + slack))
-        | (s.steps == 0)
-    )
+    no_worse = (at.merit >= s.at.merit - slack) & (shrinks | (at.merit > s.at.merit + slack))
+    better = finite & (no_worse | (s.steps == 0))
     # Steps that grow the same way leave a place where the residual is least: no fixed point, though
     # extrapolation leads back to it.
     away = (at.residual > s.at.residual) & (_move(s.x, s.at) @ _move(candidate, at) > 0)

@@ -188,10 +188,8 @@ class Leaves:
 
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
         """(args, kwargs) with these leaves, and `others`, if given, for all that are left."""
-        own = self.leaves.items()
-        return jax.tree.unflatten(
-            self._structure, [values.get(p, x if others is ... else others) for p, x in own]
-        )
+        leaves = [values.get(p, x if others is ... else others) for p, x in self.leaves.items()]
+        return jax.tree.unflatten(self._structure, leaves)
 
 
 def is_array(x) -> bool:

@@ -172,11 +172,8 @@ def depends(function, x) -> bool:
 
 def reached(function, x):
     """The outputs of `function` with each array replaced by whether it sees x. Tracers are fine."""
-    return jax.tree.map(
-        bool,
-        sources(lambda named: function(named["x"]), {"x": x}),
-        is_leaf=lambda s: isinstance(s, frozenset),
-    )
+    found = sources(lambda named: function(named["x"]), {"x": x})
+    return jax.tree.map(bool, found, is_leaf=lambda s: isinstance(s, frozenset))
 
 
 def sources(function, named: dict[str, Any]):

@@ -275,9 +275,8 @@ def _is_plain(x) -> bool:
         return all(map(_is_plain, x.values()))
     if hasattr(x, "reading"):
         return True
-    if isinstance(x, Constraint) or (
-        isinstance(x, eqx.Module) and type(x).__module__.startswith("ppl_gp.")
-    ):
+    ours = isinstance(x, eqx.Module) and type(x).__module__.startswith("ppl_gp.")
+    if ours or isinstance(x, Constraint):
         return all(map(_is_plain, vars(x).values()))
     return x is None or isinstance(x, _PLAIN)
 

@@ -67,9 +67,8 @@ def changed(model: Keyed) -> list[str]:
     """What the model reads that is another now than at construction, in words; see `settle`."""
     now = _walk(model).entries
     before = {k: v for k, v in model._reads.items() if k not in model._own}
-    return [k for k, v in before.items() if now.get(k, v) != v] or [
-        k for k in before if k not in now
-    ]
+    others = [k for k, v in before.items() if now.get(k, v) != v]
+    return others or [k for k in before if k not in now]
 
 
 def settle(model: Keyed) -> None:
@@ -102,8 +101,7 @@ def by_shapes(function: Callable[..., _T]) -> Callable[..., _T]:
     @functools.wraps(function)
     def asked(model, *more) -> _T:
         leaves, structure = jax.tree.flatten(more)
-        arrays = [isinstance(x, np.ndarray | jax.Array) for x in leaves]
-        pairs = [*zip(leaves, arrays, strict=True)]
+        pairs = [(x, isinstance(x, np.ndarray | jax.Array)) for x in leaves]
         is_keyed = isinstance(getattr(model, "function", model), Keyed)
         if is_keyed and all(a or type(x) in OPTIONS for x, a in pairs):
             shapes = tuple(_shape(x) for x, a in pairs if a)
@@ -275,11 +273,8 @@ class _Reader:
 
     def _class(self, cls: type) -> None:
         if not self.is_installed(cls):
-            members = {
-                k: x
-                for k, x in vars(cls).items()
-                if (k[:2] != "__" or callable(x)) and k not in _NOT_READ
-            }
+            members = {k: x for k, x in vars(cls).items() if k not in _NOT_READ}
+            members = {k: x for k, x in members.items() if k[:2] != "__" or callable(x)}
             above = () if self.is_installed(type(cls)) else (type(cls),)
             self.add(f"class '{self.label(cls)}'", (cls.__mro__[1:], members, *above))
 

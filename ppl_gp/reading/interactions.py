@@ -44,9 +44,8 @@ def dependence(function: Callable, num: int, like) -> Dependence:
     with jax.ensure_compile_time_eval():  # sets are numbers, also while something else is traced
         out = Walk(reader).closed(closed, [np.broadcast_to(own, (num, *jnp.shape(like)))])
     pairs = zip(out, closed.jaxpr.outvars, strict=True)
-    return Dependence(
-        [x if _is_set(x) else np.zeros((num, *shape_of(v)), bool) for x, v in pairs], reader.coupled
-    )
+    on = [x if _is_set(x) else np.zeros((num, *shape_of(v)), bool) for x, v in pairs]
+    return Dependence(on, reader.coupled)
 
 
 class _Reader(Rules):
@@ -142,8 +141,6 @@ def _is_linear(equation, operands) -> bool:
     if name == "select_n":
         return not sets[0]
     if name == "convert_element_type":
-        return all(
-            jnp.issubdtype(v.aval.dtype, jnp.floating)
-            for v in (*equation.invars, *equation.outvars)
-        )
+        dtypes = [v.aval.dtype for v in (*equation.invars, *equation.outvars)]
+        return all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
     return name in _LINEAR

@@ -14,15 +14,12 @@ from ppl_gp.reading.walk import NONLINEAR, Walk
 from ppl_gp.reading.walk import shape_of as _shape
 
 _AS_IT_IS = {"convert_element_type", "stop_gradient", "copy", "copy_p", "reduce_precision"}
-_ELEMENTWISE = (
-    NONLINEAR
-    | _AS_IT_IS
-    | frozenset(
-        """
+_ELEMENTWISE = NONLINEAR | _AS_IT_IS
+_ELEMENTWISE |= frozenset(
+    """
     add add_any sub mul div neg select_n real imag conj complex eq_to le_to lt_to population_count
     clz shift_left shift_right_logical shift_right_arithmetic bitcast_convert_type
     """.split()
-    )
 )
 # What they make of equal entries depends on how many there are.
 _COUNTING = {*"reduce_sum reduce_prod reduce_xor dot_general scatter-add scatter-mul".split()}
@@ -97,9 +94,8 @@ class LabelRules(Labels):
 
     def _unknown(self, e, into):
         """Of one entry within a loop over entries it sees that one."""
-        axes = [
-            (x, i, a) for x, v in zip(e.invars, into, strict=True) for i, a in enumerate(v.axes)
-        ]
+        pairs = zip(e.invars, into, strict=True)
+        axes = [(x, i, a) for x, v in pairs for i, a in enumerate(v.axes)]
         lost, found = [self.length(x, i) if a is None else a for x, i, a in axes], []
         for shape in map(_shape, e.outvars):
             out = self.merged(into, (None,) * len(shape), lost, e.primitive.name, "unknown")

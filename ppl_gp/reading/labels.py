@@ -98,8 +98,7 @@ class Labels:
         return Seen((None,) * np.ndim(literal.val), self._counted(literal))
 
     def _counted(self, x) -> dict[tuple[int, bool], Cause]:
-        is_other = id(x) in self.counts
-        return {(self.rows, False): self.cause("count", "number")} if is_other else {}
+        return {(self.rows, False): self.cause("count", "number")} if id(x) in self.counts else {}
 
     def constant(self, array) -> Seen:
         """Along an axis of unequal entries a constant goes by number."""
@@ -124,9 +123,8 @@ class Labels:
         """Other entries along some axes, and nothing says of what."""
         own = {i: self.new() for i in axes}
         cause = self.cause("number", primitive)
-        return Seen(
-            tuple(own.get(i) for i in range(len(shape))), {(a, False): cause for a in own.values()}
-        )
+        axes = tuple(own.get(i) for i in range(len(shape)))
+        return Seen(axes, {(a, False): cause for a in own.values()})
 
     def entered(self, v: Seen) -> Seen:
         """Numbers as values like others."""
@@ -191,8 +189,7 @@ class Labels:
         """One entry along the first axis; these axes meet."""
         label = self.join(v.axes[0] for v in values)
         own = frozenset() if label is None else frozenset([label])
-        whole = map(self.entered, values)
-        return [v._replace(axes=v.axes[1:], each=v.each | own) for v in whole]
+        return [v._replace(axes=v.axes[1:], each=v.each | own) for v in map(self.entered, values)]
 
     def stacked(self, given: Sequence[Seen], entries: Sequence[Seen]) -> list[Seen]:
         """The steps are in the order of the arrays that a loop goes through; without any, an entry

@@ -204,8 +204,7 @@ class Reading:
             return ONE_PAIR
         if {*dict(self.coupled)} & {*self.scored}:
             return ONE_TERM
-        by_row = any(self.axis(k) is not None for k in self.observed)
-        if self.without_rows and not by_row:
+        if self.without_rows and all(self.axis(k) is None for k in self.observed):
             return f"{ONE_SITE} {IN_ORDER}"
         return f"{ONE_TABLE}." if self.without_rows else IN_ORDER
 
@@ -243,11 +242,8 @@ class Reading:
     def observing(self, sites: tuple[str, ...]) -> "Reading":
         """Where the observations are gone, as in a saved fit: the sites that had them."""
         known = tuple(dict.fromkeys((*self.observed, *sites)))
-        return replace(
-            self,
-            observed=known,
-            predicted=tuple(k for k in known if self.axis(k) is not None or k in self.predicted),
-        )
+        predicted = tuple(k for k in known if self.axis(k) is not None or k in self.predicted)
+        return replace(self, observed=known, predicted=predicted)
 
 
 @by_shapes
@@ -331,11 +327,8 @@ def _needed(
     """Shaping arrays with one entry per datum, and those of the `loose` sites, whose own data axis
     is not known (f[idx]: idx belongs to the new data).
     """
-    arrays = [
-        p
-        for p, x in leaves.arrays.items()
-        if x.shape and p in shaping and argument_of(p) != leaves.inputs
-    ]
+    arrays = [p for p, x in leaves.arrays.items() if x.shape and p in shaping]
+    arrays = [p for p in arrays if argument_of(p) != leaves.inputs]
     if not found.grows:
         return tuple(arrays)
     told = _every(s.arguments for s in loose)
@@ -392,9 +385,8 @@ def declare(model: Callable, args: tuple, kwargs: dict, tables=()) -> Declared:
     except (TypeError, ValueError) as error:
         if isinstance(error, jax.errors.JAXTypeError):
             raise  # `told` has the line of the model
-        if lists := [
-            k for k, v in {**dict(enumerate(args)), **kwargs}.items() if isinstance(v, list)
-        ]:
+        named = {**dict(enumerate(args)), **kwargs}
+        if lists := [k for k, v in named.items() if isinstance(v, list)]:
             raise DataError(
                 f"the model does not run: {error} Arguments {lists} are lists, which are options; "
                 "give arrays."

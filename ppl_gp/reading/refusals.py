@@ -225,9 +225,8 @@ def observed_if_given(model: Callable, args: tuple, kwargs: dict, trace: dict) -
 
 def _is_observed_as(site: str, argument: str, model, bound: Any, trace: dict) -> bool:
     """Whether the site observes the argument, where its own value is passed for that."""
-    given = inspect.BoundArguments(
-        bound.signature, {**bound.arguments, argument: trace[site]["value"]}
-    )
+    arguments: Any = {**bound.arguments, argument: trace[site]["value"]}
+    given = inspect.BoundArguments(bound.signature, arguments)
     try:
         again = bare_trace(model, given.args, given.kwargs)
     except Exception:  # noqa: BLE001 - an option that is no array may raise anything
@@ -253,8 +252,7 @@ def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
         return  # the dtype is not at fault
     path = given
     if isinstance(given, Leaves):
-        same = (p for p, x in given.arrays.items() if np.array_equal(x, value))
-        path = next(same, "values")
+        path = next((p for p, x in given.arrays.items() if np.array_equal(x, value)), "values")
     raise DataError(
         f"site '{name}' observes {path} of dtype {dtype}, and the density of "
         f"{type(unwrap(fn)).__name__} takes {kind}; convert: "

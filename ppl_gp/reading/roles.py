@@ -18,9 +18,8 @@ from ppl_gp.gp import GP, bare, hidden_axes, mask_of, unwrap
 
 def is_gp(site) -> bool:
     """Whether a site is an unobserved Gaussian process."""
-    return (
-        site["type"] == "sample" and not site["is_observed"] and isinstance(unwrap(site["fn"]), GP)
-    )
+    is_latent = site["type"] == "sample" and not site["is_observed"]
+    return is_latent and isinstance(unwrap(site["fn"]), GP)
 
 
 def is_observed(site) -> bool:
@@ -30,11 +29,8 @@ def is_observed(site) -> bool:
 
 def cannot_be_drawn(site: dict) -> bool:
     """Whether a site's distribution has no draws, such as `ImproperUniform`."""
-    return (
-        site["type"] == "sample"
-        and not is_gp(site)
-        and type(unwrap(site["fn"])).sample is dist.Distribution.sample
-    )
+    is_other = site["type"] == "sample" and not is_gp(site)
+    return is_other and type(unwrap(site["fn"])).sample is dist.Distribution.sample
 
 
 def is_factor(site) -> bool:

@@ -88,8 +88,7 @@ def _of_batch(model, leaves: Leaves, base: Look, plates: Collection[str]) -> dic
     like_index = {k: jax.ShapeDtypeStruct((base.plates[k][1],), int) for k in plates}
     reader = _Reader(model, leaves, base._replace(values=base.values | like_index), ())
     reader.walk()
-    index = (v.axes[0] for k in plates for v in reader.values[k])
-    reader.labels.join((reader.labels.rows, *index))
+    reader.labels.join((reader.labels.rows, *(v.axes[0] for k in plates for v in reader.values[k])))
     parts = {}
     for k in filter(reader._is_asked, reader.sites):
         parts[k, "inputs" if k in reader.gps else "density"] = reader.sites[k].own
@@ -291,8 +290,7 @@ class _Reader:
         """What grew has an entry per row by its size, though it met none. And once more, where
         numbers in the model change with that of rows.
         """
-        joined = [a for a, n, m in self._lengths(look) if n != m]
-        self.labels.join((self.labels.rows, *joined))
+        self.labels.join((self.labels.rows, *[a for a, n, m in self._lengths(look) if n != m]))
         self.counts, self.grew = changed(self.jaxpr, closed)
         if self.counts:
             every = (*self.given.values(), *(v for vs in self.values.values() for v in vs))
@@ -326,11 +324,8 @@ class _Reader:
         coupled = {k: c for k in self.sites if (c := self._coupling(k, k in axes)) is not None}
         looked = tuple(k for k in self.gps if k not in axes and self._is_seen(k))
         kernels = {k: c for k in self.gps if (c := self._kernel_cause(k)) is not None}
-        whole = tuple(
-            k
-            for k, parts in self.values.items()
-            if k not in axes and any(self.is_row(a) for v in parts for a in v.axes)
-        )
+        own = {k: parts for k, parts in self.values.items() if k not in axes}
+        whole = tuple(k for k, vs in own.items() if any(self.is_row(a) for v in vs for a in v.axes))
         rows = {p: a for p in self.given if (a := self._row_axes(p))}
         seen = mixing, shared, around, coupled, looked, kernels, whole
         return Rows(axes, plates, rows, *seen, look is not None)

@@ -194,10 +194,8 @@ class Walk:
     def _cond(self, equation, into: list) -> list:
         by, *rest = into
         branches = (self.closed(b, rest) for b in equation.params["branches"])
-        return [
-            self.rules.chosen(by, self.rules.either(values))
-            for values in zip(*branches, strict=True)
-        ]
+        joined = map(self.rules.either, zip(*branches, strict=True))
+        return [self.rules.chosen(by, value) for value in joined]
 
     def _linear_solve(self, equation, into: list) -> list:
         p = equation.params
@@ -301,10 +299,8 @@ def _is_other(x, y) -> bool:
 
 def jaxprs_of(equation) -> list:
     """All that an equation calls, or goes through in a loop."""
-    flat = jax.tree.leaves(
-        list(equation.params.values()), is_leaf=lambda x: hasattr(getattr(x, "jaxpr", x), "eqns")
-    )
-    return [x for x in flat if hasattr(getattr(x, "jaxpr", x), "eqns")]
+    is_one = lambda x: hasattr(getattr(x, "jaxpr", x), "eqns")  # noqa: E731
+    return [x for x in jax.tree.leaves([*equation.params.values()], is_leaf=is_one) if is_one(x)]
 
 
 _ELSEWHERE = ("/site-packages/", HERE, "<frozen", "/lib/python")
@@ -312,8 +308,7 @@ _ELSEWHERE = ("/site-packages/", HERE, "<frozen", "/lib/python")
 
 def line_of(source: Any) -> str:
     """The user's line of an equation's `source_info`, as it stands; empty where it is not known."""
-    traceback = getattr(source, "traceback", None)
-    for frame in getattr(traceback, "frames", ()):
+    for frame in getattr(getattr(source, "traceback", None), "frames", ()):
         name, line = frame.file_name, frame.line_num
         if not any(part in name for part in _ELSEWHERE):
             return f"{os.path.basename(name)}, line {line}: {linecache.getline(name, line).strip()}"

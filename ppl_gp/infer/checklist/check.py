@@ -52,9 +52,8 @@ class Checklist(NamedTuple):
 
     def __str__(self) -> str:
         width = max((len(item.name) for item in self.items), default=0)
-        return "\n".join(
-            f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items
-        )
+        lines = (f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items)
+        return "\n".join(lines)
 
 
 def rows(subject: Subject):
@@ -75,10 +74,8 @@ def rows(subject: Subject):
         return False, f"no prediction at new rows: {reading.held}"
     given = f"; at new inputs give {list(reading.needed)} again" if reading.needed else ""
     factors = [k for k in subject.found.observed if is_factor(subject.trace[k])]
-    kinds = "".join(
-        f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}"
-        for k in factors
-    )
+    parts = {k: "part of the likelihood" if k in reading.scored else "a penalty" for k in factors}
+    kinds = "".join(f"; factor '{k}' is {part}" for k, part in parts.items())
     return True, f"one entry per datum: {[p for p, _ in reading.rows]}{given}{kinds}."
 
 

@@ -221,9 +221,8 @@ def _conditioning_of(name, prior):
         f"{jitter:.2g}{raised}"
     )
     ok = condition < _CONDITION_LIMIT[K.dtype.name]
-    return ok, message + (
-        "." if ok else "; give GP(jitter=...) a larger value, or drop duplicate rows."
-    )
+    end = "." if ok else "; give GP(jitter=...) a larger value, or drop duplicate rows."
+    return ok, message + end
 
 
 def gradients(subject: Subject):

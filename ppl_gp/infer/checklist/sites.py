@@ -59,9 +59,8 @@ def gp_sites(subject: Subject):
         return (True, "none, and no linear predictor of Gaussian sites (the methods stand below).")
     require_gp(subject.found, subject.trace)
     sites = {name: subject.trace[name]["fn"] for name in subject.found.gps}
-    return True, "; ".join(
-        f"{k} {fn.shape()}, {type(unwrap(fn).kernel).__name__}" for k, fn in sites.items()
-    )
+    told = (f"{k} {fn.shape()}, {type(unwrap(fn).kernel).__name__}" for k, fn in sites.items())
+    return True, "; ".join(told)
 
 
 def hyperparameters(subject: Subject):
@@ -110,9 +109,8 @@ def predictor(subject: Subject):
     if not subject.integrated:
         return True, "f itself: no other Gaussian site enters through one linear predictor."
     R = subject.whole.plan.functions if isinstance(subject.whole, Collapsed) else 1
-    many, methods = (
-        ("one", "EP, VI and LocalBound") if R == 1 else (f"{R} functions a datum", "EP and VI")
-    )
+    many = "one" if R == 1 else f"{R} functions a datum"
+    methods = "EP, VI and LocalBound" if R == 1 else "EP and VI"
     rest = f"; {held} are hyperparameters" if held else ""
     return True, f"{many}, of {list(subject.integrated)}, which Laplace, {methods} integrate{rest}."
 

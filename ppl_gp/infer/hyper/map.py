@@ -229,11 +229,8 @@ def _result(runs: Run, best: int, flat: bool) -> Result:
 
 def _require_inside(runs: Run, config: MAP | Grid) -> None:
     """The ends of a support are infinitely far away."""
-    edge = [
-        k
-        for k, x in runs.point.items()
-        if not all(np.all(np.isfinite(np.asarray(v)[0])) for v in jax.tree.leaves(x))
-    ]
+    finite = jax.tree.map(lambda x: bool(np.all(np.isfinite(np.asarray(x)[0]))), runs.point)
+    edge = [k for k, x in finite.items() if not jax.tree.all(x)]
     if config.init is not None and edge:
         raise DataError(
             f"{type(config).__name__}(init=...) has {edge} on the edge of the support, where no "

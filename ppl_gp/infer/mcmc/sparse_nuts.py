@@ -99,10 +99,8 @@ def sparse_model(undeclared: Callable, expectation: Expectation, structure: Stru
         trace = run(model, args, kwargs)
         shapes = {k: trace[k]["fn"].shape() for k in structure.gps}
         given = sample_hyper(model, args, kwargs)
-        q: dict[str, Family] = {
-            k: Values(_white(f"{k}_base", (*shapes[k][:-1], variables[k].num)))
-            for k in structure.gps
-        }
+        base = {k: _white(f"{k}_base", (*shapes[k][:-1], variables[k].num)) for k in structure.gps}
+        q: dict[str, Family] = {k: Values(v) for k, v in base.items()}
         noise = {k: _white(f"{k}_noise", shapes[k]) for k in structure.inner}
         at = run(model, args, kwargs, given)
         priors = {k: unwrap(at[k]["fn"]) for k in structure.gps}
@@ -147,15 +145,9 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     }
     require_known_sites(method.inducing, variables)
     expectation = Expectation(method.num_nodes, additive=subject.additive)
-    kernel = _kernel(
-        model,
-        expectation,
-        subject.structure,
-        nuts.missing_parts(subject.trace),
-        method.num_warmup,
-        target_accept_prob=method.target_accept_prob,
-        max_tree_depth=method.max_tree_depth,
-    )
+    missing = nuts.missing_parts(subject.trace)
+    options = {k: getattr(method, k) for k in ("target_accept_prob", "max_tree_depth")}
+    kernel = _kernel(model, expectation, subject.structure, missing, method.num_warmup, **options)
     names = tuple(k for k in subject.names if subject.trace[k]["type"] == "sample")
     given = (variables, *args)
     label, latents = "SparseNUTS", subject.structure.latents

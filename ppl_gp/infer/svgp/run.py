@@ -134,11 +134,8 @@ def identity(method: Any, model: Callable, data: tuple, num_data: int, key) -> d
     parts = [vars(v) if isinstance(v, _PARTS) else {k: v} for k, v in vars(method).items()]
     settings = {k: v for p in parts for k, v in p.items() if k not in ("checkpoint", "devices")}
     steps = np.linspace(0, method.max_steps, 7).astype(int)
-    rates = {
-        k: [float(cast(Callable, v)(s)) for s in steps]
-        for k, v in settings.items()
-        if k in _SCHEDULES and callable(v)
-    }
+    schedules = {k: v for k, v in settings.items() if k in _SCHEDULES and callable(v)}
+    rates = {k: [float(cast(Callable, v)(s)) for s in steps] for k, v in schedules.items()}
     return {
         "model": f"{_name(model)} {fingerprint(model)}",
         "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items())

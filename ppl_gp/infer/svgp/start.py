@@ -235,10 +235,8 @@ def units(variables: InducingVariables, X, given: bool) -> Any:
     move, and their points have to follow: a column's standard deviation.
     """
     if isinstance(variables, PartsVariables):
-        each = {
-            k: units(v, v.Z if isinstance(v, Points) else X, given)
-            for k, v in variables.gps.items()
-        }
+        gps = variables.gps.items()
+        each = {k: units(v, v.Z if isinstance(v, Points) else X, given) for k, v in gps}
         return dataclasses.replace(variables, gps=each)
     places = lambda v: isinstance(v, InducingVariables) and hasattr(v, "Z")  # noqa: E731
 

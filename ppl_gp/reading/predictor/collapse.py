@@ -85,15 +85,9 @@ def _found(
     model: Declared, args: tuple, kwargs: dict, given: dict, only, plain: bool, lone: bool
 ) -> tuple[Plan, Skeleton] | None:
     trace = run(model, args, kwargs, given)
-    sites = tuple(
-        k
-        for k, s in trace.items()
-        if is_gaussian(s)
-        and is_whole(s)
-        and not is_missing_part(k, trace)
-        and k not in given
-        and (only is None or k in only or is_gp(s))
-    )
+    known = {k: s for k, s in trace.items() if is_gaussian(s) and is_whole(s) and k not in given}
+    asked = [k for k, s in known.items() if only is None or k in only or is_gp(s)]
+    sites = tuple(k for k in asked if not is_missing_part(k, trace))
     done = any(isinstance(unwrap(trace[k]["fn"]), PredictorGP) for k in sites)
     stays = done or not model.reading.grows or bool(model.reading.without_rows)
     stays = stays or bool(subsampling(trace))  # a batch is no slice of a model of other rows
@@ -185,17 +179,12 @@ def _observations(whole: Innovated, trace: dict, rest: Rest) -> tuple:
     def parts(named):
         args, kwargs = whole.skeleton.arguments(named)
         found = run(whole.model, args, kwargs, rest.hyper, rest.hyper)
-        return {
-            k: [arrays_of(s["fn"]), arrays_of(s["value"])]
-            for k, s in found.items()
-            if is_observed(s)
-        }
+        seen = {k: s for k, s in found.items() if is_observed(s)}
+        return {k: [arrays_of(s["fn"]), arrays_of(s["value"])] for k, s in seen.items()}
 
     flow = sources(parts, shapes(rest.arrays))
     told = lambda found: tuple(sorted(frozenset().union(*found)))  # noqa: E731
-    return tuple(
-        (k, Observed(_label(k, trace), told(fn), told(value))) for k, (fn, value) in flow.items()
-    )
+    return tuple((k, Observed(_label(k, trace), *map(told, x))) for k, x in flow.items())
 
 
 def _label(name: str, trace: dict) -> str:
@@ -300,11 +289,8 @@ def _shaping_nothing(whole: Innovated, rest: Rest) -> list[str]:
 
     def priors(named):
         trace = whole.trace({k: named[_SITE + k] for k in sites}, named[_REST])
-        free = {
-            k: s
-            for k, s in trace.items()
-            if s["type"] == "sample" and not is_observed(s) and not is_missing_part(k, trace)
-        }
+        free = {k: s for k, s in trace.items() if s["type"] == "sample" and not is_observed(s)}
+        free = {k: s for k, s in free.items() if not is_missing_part(k, trace)}
         return arrays_of([spread_of(s["fn"]) if k in sites else s["fn"] for k, s in free.items()])
 
     e = {_SITE + k: x for k, x in whole.innovations(held).items()}

@@ -108,8 +108,7 @@ class Collapsed(Declared):
     def __call__(self, *args, **kwargs):
         given = Leaves(self.source, args, kwargs).leaves
         num, arrays = self.completed(args, kwargs)
-        at = self.skeleton.arguments(arrays)
-        hyper = sample_hyper(self.source, *at, without=self.plan.sites)
+        hyper = sample_hyper(self.source, *self.skeleton.arguments(arrays), without=self.plan.sites)
         rest = Rest(arrays, hyper)
         tables = {p: x for p, x in arrays.items() if p not in dict(self.skeleton.rows)}
         prior = PredictorGP(RowsKernel(self, tables, hyper), self.skeleton.packed(arrays, num))

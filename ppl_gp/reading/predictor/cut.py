@@ -149,8 +149,7 @@ def evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
 
 def _part(closed: ClosedJaxpr, given: list, wanted) -> ClosedJaxpr:
     jaxpr = closed.jaxpr
-    known = [v for v in jaxpr.constvars if v not in given]
-    equations, _ = needed(jaxpr, wanted, {*given, *known})
+    equations, _ = needed(jaxpr, wanted, {*given, *jaxpr.constvars})
     part = jaxpr.replace(invars=given, eqns=equations, outvars=list(wanted))
     return ClosedJaxpr(part, closed.consts)
 

@@ -47,9 +47,8 @@ def entries_seen(function: Callable, z):
     found = Walk(_Entries()).closed(closed, [OneEach(places, jnp.ones_like(z))])
     leaves, structure = jax.tree.flatten(shapes)
     pairs = zip(found, leaves, strict=True)
-    return jax.tree.unflatten(
-        structure, [_nothing(x) if isinstance(v, Known) else v for v, x in pairs]
-    )
+    seen = [_nothing(x) if isinstance(v, Known) else v for v, x in pairs]
+    return jax.tree.unflatten(structure, seen)
 
 
 class _Entries(Rules):

@@ -258,11 +258,11 @@ class Innovated(NamedTuple):
 
     def observed(self, e: dict, rest: Rest) -> dict[str, ObservedPart]:
         """The observed sites at innovations."""
-        sites = {k: s for k, s in self.trace(e, rest).items() if is_observed(s)}
-        return {
-            k: ObservedPart(s["fn"], s["value"], s["scale"], tuple(s["cond_indep_stack"]))
-            for k, s in sites.items()
-        }
+
+        def part(s):
+            return ObservedPart(s["fn"], s["value"], s["scale"], tuple(s["cond_indep_stack"]))
+
+        return {k: part(s) for k, s in self.trace(e, rest).items() if is_observed(s)}
 
     def few(self, rest: Rest) -> Rest:
         """Shapes and types of three rows; of twice as many as here if the model fails at three."""
@@ -359,8 +359,7 @@ def _observations(skeleton: Skeleton, num_e: int, rest: Rest) -> frozenset[int]:
 def _traced(moved: Innovated, structure, leaves) -> Traced:
     rest: Rest = jax.tree.unflatten(structure, leaves)
     found, (function, held) = moved.cut(rest), _seeing(moved)
-    places = found.places if found else ()
-    predictors = at_places(function, moved.innovations(rest), rest, places)
+    predictors = at_places(function, moved.innovations(rest), rest, found.places if found else ())
     if found is None or len(predictors.every) != found.size:
         raise ModelError(
             f"the linear predictor of sites {list(moved.sites)} is another one for "
