@@ -60,8 +60,7 @@ def mixture(
     `Moments` in what a component returns mix by the laws of total expectation and total variance;
     any other array is a log density, and mixes as logsumexp over draws of log weight + log density.
     """
-    num = jax.tree.leaves(draws)[0].shape[0]
-    if num == 1:
+    if (num := jax.tree.leaves(draws)[0].shape[0]) == 1:
         return component(jax.tree.map(lambda x: x[0], draws))
     # Only the weights' ratios matter: what was mixed so far has the sum of its weights.
     weights = jnp.ones(num) if log_weights is None else jnp.exp(log_weights - jnp.max(log_weights))

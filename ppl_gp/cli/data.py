@@ -135,8 +135,7 @@ def prepare(
             f"{columns.header} has no column '{target}' for --target; it has {columns.names}."
         )
     columns.require_names()
-    inputs = [name for name in columns.names if name != target]
-    if not inputs:
+    if not (inputs := [name for name in columns.names if name != target]):
         raise DataError(f"{columns.path} has the target '{target}' and no inputs.")
     levels = [_levels(columns, name) for name in inputs]
     plain = [0.0] * len(inputs), [1.0] * len(inputs)

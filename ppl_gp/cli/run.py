@@ -164,8 +164,7 @@ class Files:
 
     def path(self, name: str) -> Path:
         """A file of this run, remembered."""
-        path = self.out / name
-        if path not in self.written:
+        if (path := self.out / name) not in self.written:
             self.written.append(path)
         return path
 

@@ -182,8 +182,7 @@ def read_parquet(path: Path) -> Columns:
             f"{path} cannot be read as Parquet: {type(error).__name__}: {error}"
         ) from error
     cells = [[_cell(path, k, i, x) for i, x in enumerate(xs)] for k, xs in columns.items()]
-    rows = [list(row) for row in zip(*cells, strict=True)]
-    if not rows:
+    if not (rows := [list(row) for row in zip(*cells, strict=True)]):
         raise DataError(f"{path} has no rows.")
     return Columns(str(path), list(columns), rows, list(range(len(rows) + 1)), "row")
 

@@ -235,8 +235,7 @@ def latent_form(site: dict, num: int) -> tuple[int, tuple[int, ...]]:
             f"latent '{site['name']}' is discrete, and q(h) is Gaussian; sum it out of the "
             "likelihood."
         )
-    axis = data_axis(site, len(fn.batch_shape))
-    if axis is None:
+    if (axis := data_axis(site, len(fn.batch_shape))) is None:
         raise ModelError(
             f"latent '{site['name']}' of batch shape {fn.batch_shape} has no axis of {num} data."
         )

@@ -188,8 +188,7 @@ class Particle(NamedTuple):
 
     def _copies(self, given: _Given, share):
         """(log w_nk (K, B), (log p - log q of what is global (K,), N / B (K,))) of all copies."""
-        K = self.layers.num_importance
-        if K == 1:
+        if (K := self.layers.num_importance) == 1:
             return jax.tree.map(lambda x: x[None], self._copy(given, 0, None))
         return jax.vmap(partial(self._copy, given), axis_name=COPIES)(jnp.arange(K), share)
 
@@ -290,8 +289,7 @@ def _require_alone(latents: tuple[str, ...], drawn: dict, trace: dict) -> None:
 
 def _num_data(trace) -> int:
     """B, the entries of what is observed along the axis of the data; 1 where nothing has one."""
-    sites = [s for s in trace.values() if is_observed(s) and s["data_axis"] is not None]
-    if not sites:
+    if not (sites := [s for s in trace.values() if is_observed(s) and s["data_axis"] is not None]):
         return 1  # an empty term, to which others add
     shape = bare_shape(sites[0]["fn"])
     return shape[data_axis(sites[0], len(shape))]  # pyright: ignore[reportArgumentType]

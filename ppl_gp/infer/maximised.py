@@ -206,8 +206,7 @@ class _Seen:
             held = self.values | {site: x}
             return _scored_arrays(self._run(held, held))
 
-        found = bend(arrays, self.values[site])
-        if found is None:
+        if (found := bend(arrays, self.values[site])) is None:
             return (
                 f"no linear predictor holds '{site}', an array with one entry per row: write what "
                 "all rows share times jnp.ones(y.shape[0])"

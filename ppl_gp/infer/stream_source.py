@@ -59,8 +59,7 @@ class StreamSource:
 
     def peek(self) -> Rows:
         """The first batch, which the first pass will meet again."""
-        item = next(iter(self.stream.whole()), None)
-        if item is None:
+        if (item := next(iter(self.stream.whole()), None)) is None:
             raise DataError("the stream holds no batch.")
         if not self.restarts:
             self._peeked = [item]

@@ -212,8 +212,7 @@ def _stats(problem: Problem, bounds, wrong: dict) -> dict:
 
 
 def _require_shared(method: Any, trace: dict) -> None:
-    local = sorted(set(method.init or {}) & set(roles(trace).local_latents))
-    if local:
+    if local := sorted(set(method.init or {}) & set(roles(trace).local_latents)):
         raise DataError(
             f"MeanField(init=...): {local} are per datum, and with batches each begins anew; "
             "give values of the other sites."

@@ -113,8 +113,7 @@ def _with_one(by_label: bool, K: int, statistics):
 
 def elementwise(joint: LogJoint, names: tuple[str, ...], q: Family) -> dict[str, Form]:
     """{term: its form} of terms that see one block and have an entry for each of its elements."""
-    statistics = _moments(q)
-    if statistics is None or statistics.shape[1] >= MOST:
+    if (statistics := _moments(q)) is None or statistics.shape[1] >= MOST:
         return {}
     num, one = statistics.shape[1] + 1 + MORE, np.ones((1, 1))
     values, t = jax.device_get(_of_elements(joint, names, q, num + 2))
@@ -133,8 +132,7 @@ def sufficient(joint: LogJoint, name: str, axis: int, labels: Discrete, q: Famil
     for by_label in (True, False):
         if by_label and not (q.batch and q.batch[0] == K):
             continue
-        size = statistics.size // (K if by_label else 1)
-        if size < MOST:
+        if (size := statistics.size // (K if by_label else 1)) < MOST:
             found = _solved(joint, reading, (name, axis, labels, q, by_label), size, features)
             if found is not None:
                 return found

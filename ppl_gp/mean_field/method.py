@@ -172,8 +172,7 @@ class MeanField:
         DataError
             If a schedule leaves (0, 1].
         """
-        given = self.natural_rate
-        if given is None:
+        if (given := self.natural_rate) is None:
             return (step + 1.0 + self.delay) ** -self.forgetting
         rate = float(given(step) if callable(given) else given)
         if not 0.0 < rate <= 1.0:

@@ -142,8 +142,7 @@ class _Finder:
         if isinstance(family, Discrete):
             return self._discrete(family)
         # where one overflows, no gradient is a number: the block's own prior comes last
-        failed = sorted(self._fails(family), key=lambda k: k in family.sites)
-        if not failed:
+        if not (failed := sorted(self._fails(family), key=lambda k: k in family.sites)):
             return family
         if isinstance(family, Gaussian) and family.batch:
             fewer = gaussian_of(list(family.sites), self.trace, len(family.batch) - 1)
@@ -176,8 +175,7 @@ class _Finder:
 
     def _discrete(self, family: Discrete) -> Family:
         for name in self._names(family.sites):
-            why = coupled_rows(self.joint, name, family, self.all_sites)
-            if why is not None:
+            if (why := coupled_rows(self.joint, name, family, self.all_sites)) is not None:
                 raise NotConjugateError(
                     f"MeanField() sums discrete site '{family.sites[0]}' element by element, and "
                     f"site '{name}' does not depend on it so: {why}. With an index or two plates "

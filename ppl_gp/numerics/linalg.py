@@ -196,8 +196,7 @@ def tril_inverse(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
 
 def tril_gram(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
     """L^T L of a lower triangular L by halving: about 2 N^3 / 3 operations, not 2 N^3."""
-    h = _halves(L.shape[0])
-    if h is None:
+    if (h := _halves(L.shape[0])) is None:
         return L.T @ L
     B, C = L[h:, :h], L[h:, h:]
     cross = B.T @ C
@@ -226,8 +225,7 @@ def transposed(A: Float[Array, "N M"]) -> Float[Array, "M N"]:
 
 def tril_transpose_product(L: Float[Array, "M M"], C: Float[Array, "M B"]) -> Float[Array, "M B"]:
     """L^T C for a lower triangular L."""
-    h = _halves(L.shape[0])
-    if h is None:
+    if (h := _halves(L.shape[0])) is None:
         return product(transposed(L), C)
     upper = tril_transpose_product(L[:h, :h], C[:h]) + product(transposed(L[h:, :h]), C[h:])
     return jnp.concatenate([upper, tril_transpose_product(L[h:, h:], C[h:])])
@@ -250,8 +248,7 @@ def tril_tril_product(A: Float[Array, "M M"], B: Float[Array, "M M"]) -> Float[A
 
 def tril_outer(L: Float[Array, "M M"]) -> Float[Array, "M M"]:
     """L L^T of a lower triangular L."""
-    h = _halves(L.shape[0])
-    if h is None:
+    if (h := _halves(L.shape[0])) is None:
         return product(L, L.T)
     corner = product(L[:h, :h], L[h:, :h].T)
     last = symmetric_product(L[h:, :h], L[h:, :h]) + tril_outer(L[h:, h:])
@@ -260,8 +257,7 @@ def tril_outer(L: Float[Array, "M M"]) -> Float[Array, "M M"]:
 
 def symmetric_product(A: Float[Array, "M B"], C: Float[Array, "M B"]) -> Float[Array, "M M"]:
     """A C^T where that is symmetric, as for C = A diag(g): 3 M^2 B / 4 multiply-adds at one cut."""
-    h = _halves(A.shape[0])
-    if h is None:
+    if (h := _halves(A.shape[0])) is None:
         return product(A, C.T)
     corner = product(A[h:], C[:h].T)
     return jnp.block(

@@ -82,8 +82,7 @@ def degree(function: Callable, x) -> float:
 
 def _is_linear(equation, depending: list[int]) -> bool:
     """In the operands that depend on the argument, together."""
-    name = equation.primitive.name
-    if name == "convert_element_type":
+    if (name := equation.primitive.name) == "convert_element_type":
         return jnp.issubdtype(equation.params["new_dtype"], jnp.inexact)
     if name == "select_n":  # the choice itself must not depend on the argument
         return depending[0] > 0

@@ -86,8 +86,7 @@ class Entry:
 
     def value(self, value) -> str:
         """Any value; returns the digest."""
-        kind = _kind(type(value))
-        if kind is Tracer:
+        if (kind := _kind(type(value))) is Tracer:
             self._opaque(value)
         elif kind is _ARRAYS:
             self._array(value)

@@ -294,8 +294,7 @@ def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None
     """As `read`, of a trace at these hyperparameters of a model that is read as it stands."""
     found = roles(trace)
     require_one_latent_function(found, trace, lambda f: run(model, args, kwargs, hyper, f))
-    missing = [k for k in found.hyper if k not in (hyper or {})]
-    if missing:
+    if missing := [k for k in found.hyper if k not in (hyper or {})]:
         raise ModelError(f"read(hyper=...) has {sorted(hyper or {})}; give {missing} as well.")
     (name,) = found.gps
     require_whole_prior(name, trace[name])

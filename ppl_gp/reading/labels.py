@@ -195,8 +195,7 @@ class Labels:
         """The steps are in the order of the arrays that a loop goes through; without any, an entry
         goes by its step.
         """
-        label = self.join(v.axes[0] for v in given)
-        if label is None:
+        if (label := self.join(v.axes[0] for v in given)) is None:
             label = self.new()
             number = {(label, False): self.cause("number", "scan")}
             entries = [v._replace(across={**number, **v.across}) for v in entries]

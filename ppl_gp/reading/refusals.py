@@ -312,8 +312,7 @@ def require_drawn(model, leaves: Leaves) -> None:
     named = {k for h in held for k in (h.trace if isinstance(h, handlers.replay) else h.data or ())}
     every = any(getattr(h, "substitute_fn", None) is not None for h in held)
     # a scope around a handler puts its own name before the site's
-    found = [k for k in given if every or k.split("/")[-1] in named]
-    if found:
+    if found := [k for k in given if every or k.split("/")[-1] in named]:
         raise ModelError(
             f"sites {found} have their values from handlers.{type(held[0]).__name__} around the "
             "model, and are random all the same: what is inferred of them would be ignored. Hold "

@@ -123,11 +123,9 @@ class _Reader:
         one entry does not show what it would mix.
         """
         self.walk()
-        row = self.rows_label(subsampling)
-        if row is None:
+        if (row := self.rows_label(subsampling)) is None:
             return Rows({}, (), {}, {}, {}, {}, {}, (), {}, (), False)
-        grown = self.grown(row)
-        if grown is None:
+        if (grown := self.grown(row)) is None:
             return self.told(None)
         look, closed, arrays = grown
         if self._num_rows() == 1:
@@ -182,8 +180,7 @@ class _Reader:
         gps = [v.axes[-1] for k in self.gps for v in self.values.get(k, ())]
         ends = self.groups(gps), self.groups(first)
         own = [a for k in self.sites if (a := self._own_rows(k, subsampling, ends)) is not None]
-        found = [a for a in own if a in ends[1]] or own or gps or first
-        if not found:
+        if not (found := [a for a in own if a in ends[1]] or own or gps or first):
             return None
         self.labels.join((self.labels.rows, found[0]))
         return found[0]

@@ -208,8 +208,7 @@ def called(equation):
     """The jaxpr that an equation calls with its own inputs, or None."""
     params = equation.params
     inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
-    jaxpr = getattr(inner, "jaxpr", inner)
-    if jaxpr is None or not hasattr(jaxpr, "eqns"):
+    if (jaxpr := getattr(inner, "jaxpr", inner)) is None or not hasattr(jaxpr, "eqns"):
         return None
     # those of `lax.reduce` are two numbers
     inside, outside = ([shape_of(v) for v in x.invars] for x in (jaxpr, equation))

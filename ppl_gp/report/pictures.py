@@ -111,8 +111,7 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
     >>> comparison = pg.compare(fits, x + 0.05, np.sin(6.0 * x + 0.3), num_importance_samples=200)
     >>> figure = pg.plot_evidence(comparison)
     """
-    rows = [row for row in comparison.table if row["log_evidence"] is not None]
-    if not rows:
+    if not (rows := [row for row in comparison.table if row["log_evidence"] is not None]):
         raise DataError(
             "plot_evidence: no fit has a log evidence (their hyperparameters were sampled)."
         )
@@ -183,8 +182,7 @@ def plot_forest(
     first, *others = draws.values()
     labels = [k for k in first if all(k in found for found in others)]
     latents = [k for k in labels if site is not None and k.startswith(f"{site}[")]
-    shown = [p for p in ([k for k in labels if k not in latents], latents) if p]
-    if not shown:
+    if not (shown := [p for p in ([k for k in labels if k not in latents], latents) if p]):
         raise DataError(f"plot_forest: the fits share none of the sites {sites}; draw each alone.")
     groups, heights = panels.sevens(draws), [len(p) for p in shown]
     rows = len(groups[0]) + 1

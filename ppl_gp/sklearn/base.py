@@ -198,8 +198,7 @@ def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
             "observations reach it as `y`; call them so, model(X, y=None, ...)."
         )
     own = [k for k in list(parameters)[1:] if k != "y"]
-    unknown = [k for k in arguments or () if k not in own and (k == "y" or not anything)]
-    if unknown:
+    if unknown := [k for k in arguments or () if k not in own and (k == "y" or not anything)]:
         raise DataError(
             f"{estimator}(arguments=...): {unknown} are no arguments of the model; it has {own}."
         )

@@ -97,8 +97,7 @@ def expected_log_lik(
     Raises `DataError` for `num_nodes` above three functions that are not additive.
     """
     m, rebuild = flatten(mean)
-    num = expectation.nodes(m.shape[0])
-    if num is None:
+    if (num := expectation.nodes(m.shape[0])) is None:
         if expectation.num_nodes is not None and expectation.num_draws is None:
             raise DataError(
                 f"num_nodes={expectation.num_nodes}: cubature serves up to 3 functions, this "
@@ -152,8 +151,7 @@ def expectation_error(
     Cost: `FINE` or 3^F as many likelihood values; for reports.
     """
     m, rebuild = flatten(mean)
-    num = expectation.nodes(m.shape[0])
-    if num is None:
+    if (num := expectation.nodes(m.shape[0])) is None:
         return jnp.zeros_like(m[0])
     coarse = expected_log_lik(log_lik, mean, variance, expectation, key)
     if m.shape[0] > 1 or finer is not None:

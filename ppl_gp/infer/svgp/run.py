@@ -105,8 +105,7 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.ckpt"))
 
     def _require_same(self, own: dict, header: dict) -> None:
-        other = {k: (header.get(k), v) for k, v in self.identity.items() if header.get(k) != v}
-        if other:
+        if other := {k: (header.get(k), v) for k, v in self.identity.items() if header.get(k) != v}:
             told = "; ".join(f"{k} was {a!r} and is {b!r}" for k, (a, b) in other.items())
             raise _OtherRun(f"belongs to another run: {told}. {_REMEDY}")
         found = {k: claim[:2] for k, claim in header["arrays"].items() if k != "bounds"}
@@ -244,8 +243,7 @@ class LongRun(NamedTuple):
 
     def _raced(self, reached: Reached) -> Reached:
         """This, or what another start reaches in as many steps."""
-        start = with_other_points(self.begun, self.begun.spread.local(reached.state))
-        if start is None:
+        if (start := with_other_points(self.begun, self.begun.spread.local(reached.state))) is None:
             return reached
         other = self._from(start.state)
         for chunk in self._chunks(0):

@@ -158,8 +158,7 @@ def _crossing(whole: Innovated, trace: dict, axes: dict, few: Rest) -> Iterator[
 def _factored(whole: Innovated, few: Rest) -> tuple[str, ...]:
     """Arguments with an entry per datum that factors alone see and the predictor comes from."""
     reading = whole.model.reading
-    asked = [p for p, _ in whole.skeleton.rows if p in reading.factored]
-    if not asked:
+    if not (asked := [p for p, _ in whole.skeleton.rows if p in reading.factored]):
         return ()
     eta, e = whole.at(few).eta, whole.innovations(few)
     seen = sources(lambda arrays: eta(e, few._replace(arrays=arrays)), few.arrays)
@@ -224,8 +223,7 @@ def integrable(
     if (num := functions(chosen)) is None:
         chosen, num = [], 1
     for site in (k for k in left if k not in gps):
-        more = functions([*chosen, site])
-        if more is not None and more <= num:
+        if (more := functions([*chosen, site])) is not None and more <= num:
             chosen, num = [*chosen, site], more
     chosen = chosen or (left if every else [])
     some = tuple(k for k in whole.lone if k in chosen)
@@ -331,8 +329,7 @@ def _softmax(whole: Innovated, functions: int, few: Rest) -> tuple[int, ...]:
     closed = jax.make_jaxpr(scores)(shape, few)
     if functions < 2 or not found[-1]:
         return ()
-    places = _moved(closed, np.arange(functions * num).reshape(functions, num))
-    if places is None:
+    if (places := _moved(closed, np.arange(functions * num).reshape(functions, num))) is None:
         return ()
     order = places[0] // num
     expected = order[None, :] * num + np.arange(num)[:, None]

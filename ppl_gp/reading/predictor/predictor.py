@@ -379,8 +379,7 @@ def require_gp(found: Roles, trace: dict) -> None:
     """Raise `ModelError` for a model without a GP site that could be inferred."""
     if found.gps:
         return
-    observed = [k for k in found.observed if isinstance(unwrap(trace[k]["fn"]), GP)]
-    if observed:
+    if observed := [k for k in found.observed if isinstance(unwrap(trace[k]["fn"]), GP)]:
         raise ModelError(
             f"the GP site '{observed[0]}' is observed itself, so that no function is left to "
             "infer. Leave f unobserved, f = numpyro.sample('f', pg.GP(kernel, X)), and observe "
