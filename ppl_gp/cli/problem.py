@@ -103,10 +103,8 @@ def num_outcomes(model: Callable, options: dict, X: np.ndarray, y: np.ndarray) -
     O(N): the sites are those whose value moves when y's values (N,) change places.
     """
     first, other = (_trace(model, options, X, z) for z in (y, y.min() + y.max() - y))
-    data = [k for k, s in first.items() if is_observed(s) and not is_factor(s)]
-    moved = [
-        k for k in data if k in other and not np.array_equal(first[k]["value"], other[k]["value"])
-    ]
+    data = [k for k, s in first.items() if k in other and is_observed(s) and not is_factor(s)]
+    moved = [k for k in data if not np.array_equal(first[k]["value"], other[k]["value"])]
     found = {_num_outcomes(unwrap(first[k]["fn"])) for k in moved}
     return found.pop() if len(found) == 1 else 0
 
@@ -217,10 +215,7 @@ def load_model(location: str) -> Callable:
         raise ModelError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
     model = getattr(module, name, None)
     if not callable(model):
-        found = [
-            k
-            for k, v in vars(module).items()
-            if callable(v) and getattr(v, "__module__", None) == spec.name
-        ]
+        functions = {k: v for k, v in vars(module).items() if callable(v)}
+        found = [k for k, v in functions.items() if getattr(v, "__module__", None) == spec.name]
         raise ModelError(f"'{file}' defines no function '{name}'; it defines {found}.")
     return model

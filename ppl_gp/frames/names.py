@@ -123,9 +123,8 @@ def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container
     def walk(path, value):
         return plain(path, value) if path in tables else _walk(path, value, plain)
 
-    return tuple(map(walk, order, args)), {
-        path: walk(path, value) for path, value in kwargs.items()
-    }
+    positional = tuple(map(walk, order, args))
+    return positional, {path: walk(path, value) for path, value in kwargs.items()}
 
 
 def is_tree(value) -> bool:

@@ -77,8 +77,7 @@ def codes(where: str, column: Labelled, levels: tuple[str, ...]) -> np.ndarray:
     Raises `DataError` for labels that are not there.
     """
     place = {label: i for i, label in enumerate(levels)}
-    table = np.array([place.get(label, -1) for label in column.labels], int)
-    found = table[column.index]
+    found = np.array([place.get(label, -1) for label in column.labels], int)[column.index]
     if unknown := np.flatnonzero(found < 0).tolist():
         labels = list(dict.fromkeys(column.labels[i] for i in column.index[unknown]))
         raise DataError(
@@ -192,11 +191,9 @@ def _part(where: str, column, rows, known) -> np.ndarray | Labelled:
     array = column.to_numpy()
     if array.dtype.kind in "biuf":
         return array
-    remedy = (
-        "give numbers, the days since a date of your choice, say"
-        if type(column.dtype).__name__ in _DATES
-        else "convert it to numbers, or to categories"
-    )
+    remedy = "convert it to numbers, or to categories"
+    if type(column.dtype).__name__ in _DATES:
+        remedy = "give numbers, the days since a date of your choice, say"
     raise DataError(f"{where} holds {column.dtype} entries; {remedy}.")
 
 
@@ -221,10 +218,8 @@ def _labelled(where: str, column, known) -> Labelled:
     """
     import narwhals.stable.v2 as nw
 
-    declared = isinstance(column.dtype, nw.Enum) or (
-        column.dtype == nw.Categorical and not column.implementation.is_polars()
-    )
-    if declared:
+    is_own = column.dtype == nw.Categorical and not column.implementation.is_polars()
+    if is_own or isinstance(column.dtype, nw.Enum):
         labels = column.cat.get_categories().to_list()
     else:
         if column.dtype == nw.String and not known:

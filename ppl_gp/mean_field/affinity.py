@@ -121,9 +121,8 @@ def quadratic_in(entries, family, key, scales=SCALES[0], tolerance=TOLERANCE[0],
         bent = jnp.abs(G[0] - 2.0 * G[1] + G[2]) + jnp.abs(G[1] - 2.0 * G[2] + G[3])
         ratio = jnp.sum(apart * v, 1, keepdims=True) / jnp.sum(v * v, 1, keepdims=True)
         coupled = jnp.abs((G[4] - G[1]) - ratio * (G[2] - G[1]))
-        affine = jnp.all(bent <= limit, (-1, -2)) & jnp.all(
-            coupled <= limit * (1.0 + jnp.abs(ratio)), (-1, -2)
-        )
+        affine = jnp.all(bent <= limit, (-1, -2))
+        affine &= jnp.all(coupled <= limit * (1.0 + jnp.abs(ratio)), (-1, -2))
         rise = 0.5 * jnp.sum(v * (G[1] + G[2]), (-1, -2))
         size = jnp.max(jnp.abs(g), 0) + jnp.sum(jnp.abs(v) * most, (-1, -2))
         level = jnp.abs(g[2] - g[1] - rise) <= tolerance * size
@@ -146,6 +145,5 @@ def quadratic_in(entries, family, key, scales=SCALES[0], tolerance=TOLERANCE[0],
     if many:
         keys = random.split(random.fold_in(key, 2), many)
         lines = (jnp.resize(scales[:3], (many,)), keys)
-        more = lax.map(lambda line: along(*line), lines, batch_size=_AT_ONCE)
-        found &= jnp.all(more, 0)
+        found &= jnp.all(lax.map(lambda line: along(*line), lines, batch_size=_AT_ONCE), 0)
     return found

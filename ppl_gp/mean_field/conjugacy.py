@@ -71,8 +71,7 @@ def _turned(all_sites: list[Family], by: tuple[int, ...]) -> Values:
 
 def failing(names: tuple[str, ...], found: list) -> list[str]:
     """The terms that were not affine in every surrounding, (terms,) each."""
-    passed = np.all(jax.device_get(found), 0)
-    return [k for k, ok in zip(names, passed, strict=True) if not ok]
+    return [k for k, ok in zip(names, np.all(jax.device_get(found), 0), strict=True) if not ok]
 
 
 def looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: bool, many: int, by=()):

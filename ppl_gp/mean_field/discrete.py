@@ -53,8 +53,7 @@ class CategoricalOver(dist.CategoricalProbs):
     @property
     def variance(self):
         """sum_k probs_k values_k^2 - mean^2."""
-        away = jnp.asarray(self.values) - self.mean[..., None]
-        return jnp.sum(self.probs * away**2, -1)
+        return jnp.sum(self.probs * (jnp.asarray(self.values) - self.mean[..., None]) ** 2, -1)
 
     def enumerate_support(self, expand=True):
         return jnp.asarray(self.values)[super().enumerate_support(expand)]

@@ -155,8 +155,7 @@ class Family(eqx.Module):
 
 def blend(old: Family, new: Family, rate) -> Family:
     """(1 - rate) eta_old + rate eta_new: a natural-gradient step (Hoffman et al. 2013, eq. 26)."""
-    mixed = jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, old.eta(), new.eta())
-    return old.at_eta(mixed)
+    return old.at_eta(jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, old.eta(), new.eta()))
 
 
 def symmetric(x: Array) -> Array:

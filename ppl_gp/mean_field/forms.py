@@ -100,8 +100,7 @@ class Form(eqx.Module):
     def mean(self, probs: Float[Array, "N K"] | float, statistics: Float[Array, "E S"]) -> Array:
         """Given E[t] of each element, nats; `probs` 1 of a term without labels."""
         t = _with_one(self.by_label, len(self.table), statistics)
-        by_label = jnp.einsum("kvt,kt->vk", self.table, t)
-        return jnp.sum(probs * (self.rows @ by_label))
+        return jnp.sum(probs * (self.rows @ jnp.einsum("kvt,kt->vk", self.table, t)))
 
 
 def _with_one(by_label: bool, K: int, statistics):
@@ -166,8 +165,7 @@ def _solved(
 ) -> Form | None:
     """By the fewest functions of a row that explain some rows, if they then explain all."""
     num, most = features[-1].shape
-    rng = np.random.default_rng(0)
-    rows = np.sort(rng.choice(num, min(num, 2 * most + MORE), replace=False))
+    rows = np.sort(np.random.default_rng(0).choice(num, min(num, 2 * most + MORE), replace=False))
     points = size + 1 + MORE
     values, t = jax.device_get(_of_labels(_at(joint, reading, rows), *what, points, 1))
     tables = ((v, _table(values, t, v[rows], points)) for v in features)
@@ -212,8 +210,7 @@ def _at(joint: LogJoint, reading, rows: np.ndarray) -> LogJoint:
 
 def _random(q: Family, by_label: bool, K: int, num: int, seed: int) -> tuple[Array, Array]:
     """(`num` random values, (1, t) there, (num, K, T))."""
-    keys = random.split(random.key(seed), num)
-    free = jax.vmap(lambda key: q.free(key, SPREAD))(keys)
+    free = jax.vmap(lambda key: q.free(key, SPREAD))(random.split(random.key(seed), num))
     t = jax.vmap(jax.vmap(q.statistics))(free)  # (num, E, S)
     return free, jax.vmap(lambda s: _with_one(by_label, K, s))(t)
 
@@ -238,8 +235,7 @@ def _of_labels(joint: LogJoint, name, axis: int, labels: Discrete, q: Family, by
 def _of_elements(joint: LogJoint, names: tuple[str, ...], q: Family, num: int):
     """({term: (num, E, 1)}, (1, t)) at random values."""
     free, t = _random(q, True, math.prod(q.batch), num, 3)
-    terms = lambda row: {k: joint.term(k, q.at(row)).reshape(-1, 1) for k in names}  # noqa: E731
-    return lax.map(terms, free), t
+    return lax.map(lambda row: {k: joint.term(k, q.at(row)).reshape(-1, 1) for k in names}, free), t
 
 
 def entries_of(joint: LogJoint, name: str) -> tuple[int, ...]:

@@ -46,8 +46,7 @@ class Gaussian(Family):
         mean, _ = coordinates
         by_mean, by_covariance = gradient
         precision = -2.0 * symmetric(by_covariance)
-        linear = by_mean + jnp.einsum("...ij,...j->...i", precision, mean)
-        return self.at_eta((linear, precision))
+        return self.at_eta((by_mean + jnp.einsum("...ij,...j->...i", precision, mean), precision))
 
     def is_affine(self, function, statistics_of, key):
         """As quadratic in the values, whose statistics these are."""
@@ -120,13 +119,11 @@ class Gaussian(Family):
     def _parts(self) -> list[tuple[str, tuple[int, ...], slice]]:
         """(site, its shape, where its values stand among the D)."""
         ends = [*accumulate(math.prod(shape) for shape in self.shapes)]
-        parts = map(slice, [0, *ends[:-1]], ends)
-        return list(zip(self.sites, self.shapes, parts, strict=True))
+        return list(zip(self.sites, self.shapes, map(slice, [0, *ends[:-1]], ends), strict=True))
 
     def together(self, values: Values) -> Array:
         """(batch, D) of {site: value}."""
-        flat = [jnp.reshape(values[k], (*self.batch, -1)) for k in self.sites]
-        return jnp.concatenate(flat, -1)
+        return jnp.concatenate([jnp.reshape(values[k], (*self.batch, -1)) for k in self.sites], -1)
 
 
 def reshaped(flat: dist.Distribution, shape: tuple[int, ...]) -> dist.Distribution:

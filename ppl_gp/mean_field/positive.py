@@ -243,8 +243,7 @@ class Wishart(Scaled):
         return self.of(W.reshape(*self.batch, self.size, self.size))
 
     def statistics(self, row):
-        W = from_triangle(row, self.size)
-        return jnp.append(lower(W), 2.0 * jnp.sum(row[: self.size]))
+        return jnp.append(lower(from_triangle(row, self.size)), 2.0 * jnp.sum(row[: self.size]))
 
     def expectations(self, coordinates):
         mean, log_mean = coordinates

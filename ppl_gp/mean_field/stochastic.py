@@ -130,8 +130,7 @@ def row_entropies(q: Family, axis: int) -> Float[Array, "B"]:
 
 def of_rows(q: Family, axis: int, num: int) -> Family:
     """The factors of the first `num` rows."""
-    taken = jax.tree.map(lambda x: lax.slice_in_dim(x, 0, num, axis=axis), q)
-    return _with_rows(taken, axis, num)
+    return _with_rows(jax.tree.map(lambda x: lax.slice_in_dim(x, 0, num, axis=axis), q), axis, num)
 
 
 def joined(parts: list[Family], axis: int, num: int | None = None) -> Family:
@@ -189,10 +188,8 @@ class RowsProof:
         """Whether these are the first rows, or a column that was constant so far is not here."""
         rows, _ = _parted(joint, self.axes)
         pairs = list(zip(*map(jax.tree.leaves, (rows, self.axes)), strict=True))
-        low, high = (
-            np.concatenate([np.zeros(0), *(np.ravel(end(np.asarray(x), a)) for x, a in pairs)])
-            for end in (np.min, np.max)
-        )
+        ends = ([np.ravel(end(np.asarray(x), a)) for x, a in pairs] for end in (np.min, np.max))
+        low, high = (np.concatenate([np.zeros(0), *columns]) for columns in ends)
         before, self._ranges = self._ranges, (low, high)
         if before is None:
             return True

@@ -145,10 +145,8 @@ class _Finder:
         if not (failed := sorted(self._fails(family), key=lambda k: k in family.sites)):
             return family
         if isinstance(family, Gaussian) and family.batch:
-            fewer = gaussian_of(list(family.sites), self.trace, len(family.batch) - 1)
-            return self._proved(fewer)
-        bounds = self.bounds and isinstance(family, Gaussian)
-        if bounds and all(map(self._takes_bound, failed)):
+            return self._proved(gaussian_of(list(family.sites), self.trace, len(family.batch) - 1))
+        if self.bounds and isinstance(family, Gaussian) and all(map(self._takes_bound, failed)):
             self.joint = self.joint._replace(bounded=(*self.joint.bounded, *failed))
             # with elements apart: which ones the bound couples is another question
             own = family.sites

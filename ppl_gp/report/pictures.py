@@ -68,8 +68,7 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
     margin = 0.08 * np.ptp(X, axis=0)
     sides = np.linspace(X.min(0) - margin, X.max(0) + margin, num).T
     grid = np.stack([side.ravel() for side in np.meshgrid(*sides)], 1)
-    title = f"Probability of {classes[1]}, and its boundary 1/2"
-    figure, axes = panels.one_each(list(fits), title)
+    figure, axes = panels.one_each(list(fits), f"Probability of {classes[1]}, and its boundary 1/2")
     for name, ax in axes.items():
         probs = np.asarray(fits[name].predict(grid, **kwargs).probs)
         if probs.shape != (len(grid),):

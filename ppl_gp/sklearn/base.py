@@ -67,8 +67,7 @@ class GPEstimator(BaseEstimator, abc.ABC):
         inner = {k: v for k, v in params.items() if k.startswith(_METHOD + _BETWEEN)}
         super().set_params(**{k: v for k, v in params.items() if k not in inner})
         for name in sorted(inner, key=lambda name: name.count(_BETWEEN)):  # a whole before its own
-            path = name.split(_BETWEEN)[1:]
-            self.method = _with_one(self.method, _METHOD, path, inner[name])
+            self.method = _with_one(self.method, _METHOD, name.split(_BETWEEN)[1:], inner[name])
         return self
 
     def _infer(self, X, y, weights=None):
