@@ -191,8 +191,7 @@ def terms(
         # log (1/K) sum_k w_nk, averaged over paths
         per_datum = jnp.mean(lax.map(copies.log_mean_weight, keys), 0)
         counts = counts * plate_scale(at.trace)  # which no log of a mean holds
-    # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf
-    # into NaN.
+    # a padded row repeats another one; `where` keeps 0 x inf, of what a mask leaves out, from NaN
     expected = jnp.sum(jnp.where(batch.weights > 0, counts * per_datum, 0.0))
     weights = kl_weights(at.trace, at.priors, layers.beta)
     kl = weighted_kl(at.q, weights)

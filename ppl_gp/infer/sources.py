@@ -224,8 +224,7 @@ class ArraySource:
             rows = np.arange(i * size, (i + 1) * size)
             inside = rows < self.num_data
             if self.plate is not None:
-                # The plate scales by N / B: every batch counts B / N of it; a remainder would be
-                # scaled otherwise.
+                # the plate scales by N / B, so every batch counts B / N: no shorter remainder
                 if not inside.all():
                     rows = np.arange(self.num_data - size, self.num_data)
                 batch = self.rows(rows)

@@ -215,8 +215,7 @@ class _LowRankFactor(Factor):
         return moved if self.alone is None else moved + self.K.rest @ solved
 
     def _solved(self, r):
-        # F^T (I + T K)^-1 r is G^-1 F^T (I + T K0)^-1 r, without the cancellation that wide priors
-        # bring
+        # F^T (I + T K)^-1 r is G^-1 F^T (I + T K0)^-1 r, which does not cancel for wide priors
         left = r if self.alone is None else self.alone.solve(r)
         return left, self.G.solve(self.K.F.pull(left))
 

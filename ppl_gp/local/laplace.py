@@ -40,8 +40,7 @@ from ppl_gp.numerics.modes import derivatives
 from ppl_gp.reading.factors import functions_of
 from ppl_gp.reading.predictor.prior import covariance_of
 
-# Steps tried. The finest are for the first steps towards counts of a million, where exp overflows
-# along most of the way.
+# Steps tried, the finest on the way to counts of a million, along most of which exp overflows.
 _TRIALS = 0.5 ** np.concatenate([np.arange(13), np.arange(15, 63, 3)])
 
 _MARGINALS = ("gaussian", "simplified")
@@ -223,10 +222,8 @@ def _is_told(s: _State, mean, log_lik) -> Bool[Array, ""]:
 
 def _start(K, mean, init, functions: int) -> _State:
     sites, q = start_from(K, mean, init, functions, variances=False)
-    decrement = jnp.asarray(jnp.inf, K.dtype)
-    return _State(
-        q.mean, q.alpha, sites, q.mean, q, decrement, jnp.zeros((), jnp.int32), jnp.int32(_RUNNING)
-    )
+    decrement, steps = jnp.asarray(jnp.inf, K.dtype), jnp.zeros((), jnp.int32)
+    return _State(q.mean, q.alpha, sites, q.mean, q, decrement, steps, jnp.int32(_RUNNING))
 
 
 def _newton(s: _State, K, mean, log_lik, tol) -> _State:
@@ -235,8 +232,7 @@ def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     proper = jnp.all(jnp.isfinite(q.mean))
     finite = jnp.all(jnp.isfinite(g)) & jnp.all(jnp.isfinite(h))
     if not isinstance(sites, Positive):
-        # Where K^-1 + W is indefinite, dropping its negative part still gives a direction of
-        # ascent.
+        # where K^-1 + W is indefinite, W without its negative part still gives an ascent
         upward = positive_part(-h)
         damped = Positive(g + times(upward, s.f), upward)
         q = lax.cond(proper | ~finite, lambda: q, lambda: condition_mean(K, mean, damped))

@@ -376,8 +376,7 @@ def _accept(s: _State, candidate, at: Evaluation, extrapolated, damping, tol) ->
     # The first point may start anywhere: whatever can be evaluated is an improvement on it.
     no_worse = (at.merit >= s.at.merit - slack) & (shrinks | (at.merit > s.at.merit + slack))
     better = finite & (no_worse | (s.steps == 0))
-    # Steps that grow the same way leave a place where the residual is least: no fixed point, though
-    # extrapolation leads back to it.
+    # steps that grow the same way leave a least residual, no fixed point; extrapolation leads back
     away = (at.residual > s.at.residual) & (_move(s.x, s.at) @ _move(candidate, at) > 0)
     slot = s.count % MEMORY
     kept = _State(

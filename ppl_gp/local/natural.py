@@ -141,9 +141,8 @@ def mismatch(q: Marginals, sites: PseudoLikelihood, target: PseudoLikelihood) ->
     """The most that the target alone would move a mean, in standard deviations, or log variance."""
     d1, d2 = target.nat1 - sites.nat1, target.nat2 - sites.nat2
     weights = site_weights(q, sites)
-    return jnp.maximum(
-        jnp.max(jnp.abs(d1 - times(d2, q.mean)) * weights.nat1), jnp.max(jnp.abs(d2) * weights.nat2)
-    )
+    mean = jnp.max(jnp.abs(d1 - times(d2, q.mean)) * weights.nat1)
+    return jnp.maximum(mean, jnp.max(jnp.abs(d2) * weights.nat2))
 
 
 def lifted(q: Marginals) -> tuple[Marginals, Array]:

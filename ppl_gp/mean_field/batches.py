@@ -182,8 +182,7 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Found:
         method.checkpoint, identity(method, model, (args, kwargs), source.num_data, rng_key)
     )
     q = start_of(method.init, structure, trace, keys[1])
-    # Blocks in no row are at their maximum given how the first batch's rows begin: labels of a
-    # start would be lost else.
+    # blocks in no row begin at their maximum given the first batch's rows, so that labels count
     q = _shared(problem.at(first), q, 1.0)
     reached = Run(problem, method, checkpoints).from_start(q, progress)
     summed = partial(over_all_data, problem, first, reached.q)

@@ -22,8 +22,7 @@ TAIL = 10.0  # standard deviations covered on each side
 NEWTON_STEPS = 50
 EDGE = 8.0  # standard deviations from the mode within which an edge of the likelihood is looked for
 EDGE_BISECTIONS = 12
-# points of the scan: what is narrower than a sixth of a standard deviation and flat around may be
-# missed
+# points of the scan, which may miss what is narrower than sd / 6 and flat around
 SCAN = 128
 MAX_CENTRES = 20
 RELEVANT = 20.0  # nats below the highest point: what lies lower adds about 1e-9

@@ -236,13 +236,11 @@ def _shared(centres: Centres, reach, single):
         miss = wanted - t_at(x)
         below, above = jnp.where(miss > 0, x, below), jnp.where(miss < 0, x, above)
         new = x + miss / density_at(x)
-        # Newton alone may creep along the flanks between centres: every third step halves the
-        # bracket.
+        # Newton may creep along the flanks between centres: every third step halves the bracket
         trusted = (new > below) & (new < above) & ((steps % 3 < 2) | (jnp.abs(miss) < 0.1))
         new = jnp.where(trusted, new, 0.5 * (below + above))
         off = jnp.max(jnp.where(several, jnp.abs(miss), 0.0))
-        # A node that is there stays: its next step may round to an end of the bracket, and would be
-        # halved far away.
+        # a node that is there stays: a step may round to an end of the bracket, to be halved away
         return jnp.where(jnp.abs(miss) > tol, new, x), below, above, off, steps + 1
 
     def running(state):

@@ -272,11 +272,9 @@ def draw_slices(fits, slices: Mapping[str, Slice], x, data: panels.Shown, flabel
     figure, axes = panels.one_each(list(fits), "")
     for name, ax in axes.items():
         for i, (label, cut) in enumerate(slices.items()):
-            found = panels.mean_and_interval(name, fits[name], cut.X, kwargs, observed)
-            mean, ends, centre = found
+            mean, ends, centre = panels.mean_and_interval(name, fits[name], cut.X, kwargs, observed)
             if ends is not None:
-                called = centre if len(slices) == 1 else label
-                _draw(ax, cut, mean, ends, called, i, len(slices))
+                _draw(ax, cut, mean, ends, centre if len(slices) == 1 else label, i, len(slices))
             elif len(slices) > 1:
                 remedy = "classes have a line each; give one value per column."
                 raise DataError(f"at asks for the lines {list(slices)}, and {remedy}")

@@ -130,8 +130,7 @@ def dense_root(K: Float[Array, "M M"], unit: Float[Array, ""]) -> DenseRoot:
 @jax.custom_vjp
 def _factor(K, unit):
     L, added = robust_cholesky(K, unit)
-    # Zero, and computed from L: of a constant, `vmap` would take one cotangent for the whole batch,
-    # their sum.
+    # zero, and computed from L: of a constant, `vmap` would sum the cotangents of the whole batch
     return L, tril_inverse(L), jnp.where(jnp.isnan(L), 0.0, jnp.zeros_like(L)), added
 
 

@@ -264,8 +264,7 @@ class SparseProcess(Conditioned):
         if self.inducing.is_exact:
             prior = new.covariance_matrix
         else:
-            # What u leaves unexplained is independent from row to row: k - Q need not be a
-            # covariance.
+            # what u leaves unexplained is of each row alone: k - Q need not be a covariance
             Q = gram(A)
             prior = add_diagonal(Q, jnp.maximum(new.variance - jnp.diagonal(Q), 0.0))
         covariance = prior - explained_jointly(A, self.mean, self.reduction)

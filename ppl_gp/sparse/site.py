@@ -70,8 +70,7 @@ def _kl_sparse(q: SparseMarginals, p: GP):
 
 
 def _param(name: str, init) -> Array:
-    # Declared as any array-like or None; of an array, or a function that returns one, it gives an
-    # array.
+    # declared as any array-like or None: of an array, or a function of one, it gives an array
     return cast(Array, numpyro.param(name, init))
 
 

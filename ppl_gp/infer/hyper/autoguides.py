@@ -105,8 +105,7 @@ class _WithoutPlates(Messenger):
 
 def make_guide(make: Callable, model: Callable) -> Any:
     """`make`'s guide, not set up yet; `DataError` for what makes none, and for annealed guides."""
-    # They run Hamiltonian steps on the density of the model that they see, here the prior alone,
-    # and score them by a factor.
+    # they run Hamiltonian steps on the model that they see, the prior alone, scored by a factor
     if issubclass(kind := kind_of(make), ANNEALED):
         raise DataError(
             f"hyper={kind.__name__} anneals towards the model's density, of which a guide of the "

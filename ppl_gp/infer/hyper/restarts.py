@@ -131,8 +131,7 @@ def _step(r: Run, at: Evaluation, tol) -> Run:
     usable = jnp.all(jnp.isfinite(sites.nat1)) & jnp.all(jnp.isfinite(sites.nat2))
     sites = jax.tree.map(lambda a, b: jnp.where(usable, a, b), sites, r.sites)
     told = Run(point, state.y_eval, solver, sites, r.scale, loss, slope, r.steps + 1, done)
-    # After the first evaluation, start again with the loss scaled so that the first step has length
-    # below one.
+    # after the first evaluation again, the loss scaled so that the first step is shorter than one
     restarted, _ = _fresh(r.point, r.sites)
     first = told._replace(point=r.point, asked=r.point, solver=restarted, scale=1.0 + norm)
     return jax.tree.map(lambda a, b: jnp.where((r.steps == 0) & ~done, a, b), first, told)

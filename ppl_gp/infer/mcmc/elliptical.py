@@ -147,8 +147,7 @@ class _SliceWithinGibbs(MCMCKernel):
         whites, inner = state.z["whites"], state.hmc_state
 
         def log_lik(v):
-            # All of the joint density but N(v): a prior, or its support, may be computed from f
-            # too.
+            # the joint density but N(v): a prior, or its support, may be computed from f too
             energy = self._energy(v, state.z["hyper"], model_args, model_kwargs)
             return -energy - sum(dist.Normal().log_prob(x).sum() for x in v.values())
 

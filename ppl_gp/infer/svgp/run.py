@@ -54,8 +54,7 @@ class Checkpoints:
             write_archive(path, FORMAT, FORMAT_VERSION, self.identity, arrays)
             self.saved, self.error = step, None
             self.files = [*self.files, path][-self.config.keep :]
-            # Those of an earlier run (resume=False) go as well: the next start would take them for
-            # this one's.
+            # those of an earlier run (resume=False) too, which the next start would take for ours
             for old in set(self._files()) - set(self.files):
                 if old.is_file():
                     old.unlink(missing_ok=True)
@@ -286,8 +285,7 @@ class LongRun(NamedTuple):
     def _ended(self, reached: Reached) -> Result | None:
         state, bounds = reached.state, reached.bounds
         if int(state.failures) >= MAX_FAILURES:
-            # Steps that gain nothing at any length are the end, but on a slope; values that are not
-            # finite are a failure.
+            # no gain at any length is the end, but on a slope; values not finite are a failure
             if not np.isfinite(bounds[-MAX_FAILURES:]).all():
                 return Result.nonfinite
             return Result.converged if is_settled(state) else Result.max_steps

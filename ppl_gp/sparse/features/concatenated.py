@@ -122,11 +122,8 @@ class Concatenated(InducingVariables):
     def __init__(self, parts):
         self.parts = tuple(parts)
         other = [part for part in self.parts if not isinstance(part, Points | Derivatives)]
-        if (
-            not self.parts
-            or len(other) > 1
-            or not all(getattr(part, "is_exact", True) for part in other)
-        ):
+        exact = all(getattr(part, "is_exact", True) for part in other)
+        if not self.parts or len(other) > 1 or not exact:
             names = [type(part).__name__ for part in self.parts]
             raise DataError(
                 f"Concatenated({names}) has parts of unknown covariance with each other: give "

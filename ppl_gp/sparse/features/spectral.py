@@ -47,8 +47,7 @@ from ppl_gp.sparse.features.structure import (
 )
 from ppl_gp.sparse.inducing import InducingVariables
 
-# p of the Matern with smoothness p - 1/2: f is then a stochastic differential equation's solution,
-# of order p.
+# p of the Matern with smoothness p - 1/2: f solves a stochastic differential equation of order p
 _ORDERS = {Matern12: 1, Matern32: 2, Matern52: 3}
 # S(w) = variance c_p rate^(2p-1) / (rate^2 + w^2)^p.
 _DENSITY = {1: 2.0, 2: 4.0, 3: 16.0 / 3.0}
@@ -157,9 +156,8 @@ class FourierFeatures(InducingVariables):
         one, zero = jnp.ones_like(w), jnp.zeros_like(w[1:])
         value, slope = jnp.concatenate([one, zero]), jnp.concatenate([0.0 * one, w[1:]])
         bend = jnp.concatenate([-(w**2), zero])
-        return product(
-            jnp.stack([value, slope, bend][:order], 1), _stationary_factor(order, rate.dtype)
-        )
+        V = jnp.stack([value, slope, bend][:order], 1)
+        return product(V, _stationary_factor(order, rate.dtype))
 
 
 def _stationary_factor(order, dtype):
@@ -255,8 +253,7 @@ class LaplacianFeatures(Eigenfunctions):
         low, high = (per_dimension(edge, D, name) for edge in (self.low, self.high))
         w = _frequencies(self.size, high - low)
         density = _spectral_density(core, jnp.asarray(w, X.dtype), variance, lengthscale)
-        # safe_sqrt: an RBF's density underflows to 0 at high frequencies, where a plain root has no
-        # derivative.
+        # an RBF's density underflows to 0, where a plain root has no derivative
         return safe_sqrt(density)[:, None] * _eigenfunctions(w, low, high, X)
 
 
