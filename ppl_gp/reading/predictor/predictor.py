@@ -258,11 +258,11 @@ class Innovated(NamedTuple):
 
     def observed(self, e: dict, rest: Rest) -> dict[str, ObservedPart]:
         """The observed sites at innovations."""
-
-        def part(s):
-            return ObservedPart(s["fn"], s["value"], s["scale"], tuple(s["cond_indep_stack"]))
-
-        return {k: part(s) for k, s in self.trace(e, rest).items() if is_observed(s)}
+        sites = {k: s for k, s in self.trace(e, rest).items() if is_observed(s)}
+        return {
+            k: ObservedPart(s["fn"], s["value"], s["scale"], tuple(s["cond_indep_stack"]))
+            for k, s in sites.items()
+        }
 
     def few(self, rest: Rest) -> Rest:
         """Shapes and types of three rows; of twice as many as here if the model fails at three."""
