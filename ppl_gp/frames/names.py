@@ -14,6 +14,8 @@ import numpy as np
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.frames.opened import ArrayNames, Labelled, Table, opened
 
+TREES = (dict, OrderedDict, defaultdict)  # of whose entries JAX knows that they are leaves
+
 
 @dataclasses.dataclass(frozen=True)
 class Names(Mapping[str, ArrayNames]):
@@ -127,11 +129,6 @@ def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container
     return positional, {path: walk(path, value) for path, value in kwargs.items()}
 
 
-def is_tree(value) -> bool:
-    """Whether JAX takes the entries of a dictionary for leaves: of other kinds it does not."""
-    return type(value) in (dict, OrderedDict, defaultdict)
-
-
 def refilled(value, entries: Iterable) -> Any:
     """A dictionary of the same kind, and of the same order, with other entries."""
     new = copy(value)
@@ -141,7 +138,7 @@ def refilled(value, entries: Iterable) -> Any:
 
 def _walk(path: str, value: Any, plain: Callable) -> Any:
     """The same containers, `plain(path, leaf)` for each leaf; paths as in `Leaves`."""
-    if is_tree(value):
+    if type(value) in TREES:
         return refilled(value, ((k, _walk(f"{path}[{k!r}]", v, plain)) for k, v in value.items()))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         named = zip(value._fields, value, strict=True)  # pyright: ignore[reportAttributeAccessIssue]

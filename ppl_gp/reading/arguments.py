@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from ppl_gp.errors import DataError
-from ppl_gp.frames.names import Names, arrays, is_tree, refilled
+from ppl_gp.frames.names import TREES, Names, arrays, refilled
 
 
 def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -39,7 +39,7 @@ def _observed(leaf):
 
 def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     """One argument of this name, as `as_arrays` has it. A memory map is checked as it is read."""
-    if is_tree(value):
+    if type(value) in TREES:
         named = ((k, as_array(f"{name}[{k!r}]", v, lists=lists)) for k, v in value.items())
         return refilled(value, named)
     if lists and isinstance(value, list | tuple) and _is_rows(value):

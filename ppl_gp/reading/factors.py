@@ -297,22 +297,17 @@ def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None
     if missing := [k for k in found.hyper if k not in (hyper or {})]:
         raise ModelError(f"read(hyper=...) has {sorted(hyper or {})}; give {missing} as well.")
     (name,) = found.gps
-    require_whole_prior(name, trace[name])
+    if not is_whole(trace[name]):
+        raise ModelError(
+            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "
+            f"EP, VI and LocalBound take whole; move the handler to the observed sites. {LISTED}"
+        )
     prior = unwrap(trace[name]["fn"])
     given = {**{k: trace[k]["value"] for k in found.params}, **(hyper or {})}
     joint = JointLogLikelihood(model, prior.event_shape[0], given, args, kwargs)
     plan = prior.kernel.model.plan if isinstance(prior, PredictorGP) else None
     seen = (plan.functions, plan.softmax) if plan is not None else (1, ())
     return Factors({name: prior}, LogLikelihood(joint, name, *seen))
-
-
-def require_whole_prior(name: str, site: dict) -> None:
-    """Raise `ModelError` where a `scale` or `mask` handler changes the prior of a GP site."""
-    if not is_whole(site):
-        raise ModelError(
-            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "
-            f"EP, VI and LocalBound take whole; move the handler to the observed sites. {LISTED}"
-        )
 
 
 def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:

@@ -129,21 +129,15 @@ def _elsewhere(
     losses, first = np.asarray(runs.loss), jax.tree.map(lambda x: np.asarray(x)[0], begun)
     best, found = int(np.argmin(losses)), None
     others, least = jnp.asarray(np.arange(len(losses)) != best), losses[best] - FLAT
+    swapped = lambda x, new: np.concatenate([x[:best], new[None], x[best + 1 :]])  # noqa: E731
     for free in other_scales(first, problem.model, problem.args, problem.kwargs, hyper):
-        asked = jax.tree.map(lambda all, x: _with_entry(all, best, x), runs.point, free)
+        asked = jax.tree.map(lambda every, x: jnp.asarray(swapped(every, x)), runs.point, free)
         there = plainly(ascent, runs._replace(asked=asked, done=others))
         if (loss := np.asarray(there.loss)[best]) < least:
             found, least = asked, loss
     if found is None:
         return None
     return constrained(ascent, runs._replace(point=found), np.asarray(best))[0]
-
-
-def _with_entry(every, index: int, x):
-    """On the host."""
-    every = np.array(every)
-    every[index] = x
-    return jnp.asarray(every)
 
 
 def _stages(ascent: Ascent, runs: Run, config: MAP | Grid, again) -> Iterator[Stage[Run]]:

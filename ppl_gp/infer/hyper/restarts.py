@@ -203,6 +203,7 @@ def spreads(problem: Ascent, runs: Run, best: int, slopes: dict) -> dict | None:
         return None
     H, others = np.zeros((len(places), len(places))), jnp.asarray(np.arange(len(runs.done)) != best)
     step = max(_STEP, float(jnp.finfo(leaves[0].dtype).eps) ** 0.25)
+    flat = lambda tree: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])  # noqa: E731
     for i, (j, at) in enumerate(places):
         moved = [x.copy() for x in leaves]
         moved[j][at] += step
@@ -210,17 +211,13 @@ def spreads(problem: Ascent, runs: Run, best: int, slopes: dict) -> dict | None:
         _, there = asked_for(problem, runs._replace(asked=asked, done=others))
         if not np.asarray(there.loss)[best] < UNUSABLE:
             return None
-        H[i] = (_flat(entry(there.slopes, best)) - _flat(slopes)) / step
+        H[i] = (flat(entry(there.slopes, best)) - flat(slopes)) / step
     own, H = np.diag(H), 0.5 * (H + H.T)
     if np.linalg.eigvalsh(H)[0] > 0:
         sds = np.sqrt(np.diag(np.linalg.inv(H)))
     else:
         sds = 1.0 / np.sqrt(np.maximum(own, 1e-300))
     return jax.tree.unflatten(tree, np.split(sds, np.cumsum([x[best].size for x in leaves])[:-1]))
-
-
-def _flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)])
 
 
 @quick_jit
