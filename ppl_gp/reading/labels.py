@@ -123,8 +123,8 @@ class Labels:
         """Other entries along some axes, and nothing says of what."""
         own = {i: self.new() for i in axes}
         cause = self.cause("number", primitive)
-        axes = tuple(own.get(i) for i in range(len(shape)))
-        return Seen(axes, {(a, False): cause for a in own.values()})
+        along = tuple(own.get(i) for i in range(len(shape)))
+        return Seen(along, {(a, False): cause for a in own.values()})
 
     def entered(self, v: Seen) -> Seen:
         """Numbers as values like others."""

@@ -161,7 +161,7 @@ class Layers:
 
     def __post_init__(self):
         require_whole(self, "num_importance", "num_paths")
-        if not isinstance(self.beta, Tracer) and not 0.0 <= self.beta < float("inf"):
+        if not isinstance(self.beta, Tracer) and not 0.0 <= float(self.beta) < float("inf"):
             raise DataError(f"Layers(beta={self.beta}): give a finite weight, at least 0.")
 
 
