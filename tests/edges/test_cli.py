@@ -24,6 +24,7 @@ from small_fits import classification, made_fit
 from typer.testing import CliRunner
 
 import ppl_gp as pg
+from models.regression import regression
 from ppl_gp.cli import app
 from ppl_gp.cli import demo as pictures
 from ppl_gp.cli import run as cli_run
@@ -934,7 +935,7 @@ def test_parquet_entries_that_are_no_numbers_and_no_text(tmp_path):
 
 def test_a_picture_that_shows_nothing_is_refused_before_the_work():
     names = Preparation("y", ["a", "b"], [0.0, 0.0], [1.0, 1.0]).names("X")
-    problem = cli_run.Problem(load_model(MODEL), X, y + 0.5, X, y, names=names)
+    problem = cli_run.Problem(regression, X, y, X, y, names=names)
     with pytest.raises(DataError, match=r"two outcomes; the inputs are \['a', 'b'\]"):
         require_drawable(Path("p.png"), problem)
     with pytest.raises(DataError, match="p.pdf: give the name of a PNG"):

@@ -516,7 +516,6 @@ def _wild(step):
     [
         (lambda: Stream([], N), "holds no batch"),
         (lambda: Stream(batches(3), 0), "num_data=0"),
-        (lambda: Stream(batches(3), 2e4), "num_data=20000.0"),
         (lambda: Stream([{"inputs": data()[0]}], N), "does not fit the model's arguments"),
         (lambda: Stream([(*data(), 1, 2)], N), "too many positional"),
         (lambda: Stream([data()[0]], N), "of type ndarray"),
