@@ -158,7 +158,8 @@ def named_arrays(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dic
         args, kwargs = (kwargs[name],), {k: v for k, v in kwargs.items() if k != name}
     names = argument_names(model, len(args))
     start = names.index("y") if "y" in names[1:] else len(args)
-    if all(_by_name(model, k) and k not in kwargs for k in names[start:]):
+    is_one = not any(isinstance(y, tuple | dict) for y in args[start : start + 1])  # no mask in it
+    if is_one and all(_by_name(model, k) and k not in kwargs for k in names[start:]):
         kwargs = {**kwargs, **dict(zip(names[start:], args[start:], strict=True))}
         args, names = args[:start], names[:start]
     return arrays(names, args, kwargs)
