@@ -121,11 +121,12 @@ def _replaced(model: Callable, of: Mapping[str, Callable], beside: Mapping) -> C
 def _require_alone(trace: Mapping, beside: Mapping) -> None:
     """Raise `ModelError` where a model draws sites `beside` a GP that depend on it."""
     for name, sites in beside.items():
-        if drawn := [k for k in sites if k in trace and not trace[k]["is_observed"]]:
+        if drawn := [k for k in sites if k in trace and not trace[k].get("is_observed")]:
             raise ModelError(
                 f"approximate(): the fit integrated {drawn} together with '{name}', and the model "
                 "draws them independently of it. fit.sample(key, X_new, num) draws all of them "
-                "jointly; or give the part of the model that has this GP alone."
+                "jointly; or give their values by handlers.condition, or the part of the model "
+                "that has this GP alone."
             )
 
 

@@ -161,12 +161,15 @@ def observed_trace(model, args, kwargs, hyper=None) -> dict:
 
 
 def _require_precision(trace: dict, arrays: dict) -> None:
-    """Raise `DataError` where a GP's inputs are whole numbers that float32 rounds."""
-    inputs = [np.ravel(unwrap(trace[k]["fn"]).X) for k in roles(trace).gps]
-    for path, x in arrays.items():
-        given = np.ravel(x).astype(np.float32) if x.dtype.kind in "iu" else ()
-        if any(np.array_equal(X, given) for X in inputs):
-            require_apart(path, np.asarray(x))
+    """Raise `DataError` where a GP's inputs, in any unit, are whole numbers that float32 rounds."""
+    inputs = [np.asarray(unwrap(trace[k]["fn"]).X) for k in roles(trace).gps]
+    columns = [u for X in inputs for u in np.reshape(X, (len(X), -1)).T]
+    whole = {p: np.asarray(x) for p, x in arrays.items() if x.dtype.kind in "iu" and x.ndim}
+    for path, x in whole.items():
+        for c in np.reshape(x, (len(x), -1)).T:
+            own = [(u, c.astype(float)) for u in columns if u.shape == c.shape]
+            if any(np.allclose(u * v[-1], v * u[-1], rtol=1e-6, atol=0.0) for u, v in own):
+                require_apart(path, c)
 
 
 def _judged(model, args, kwargs, trace: dict) -> dict[str, bool]:

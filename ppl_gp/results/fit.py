@@ -191,11 +191,11 @@ def _quantiles(q: Distribution):
     try:
         return np.stack([np.asarray(q.icdf(level)) for level in _LEVELS])
     except (NotImplementedError, ImportError):  # some of NumPyro's need TensorFlow's
-        drawn = np.asarray(q.sample(random.key(0), (_DRAWS,)))  # both levels lie within them
+        drawn = np.asarray(q.sample(random.key(0), (400,)))  # both levels lie within them
     try:
         return np.stack([_halved(q.cdf, p, drawn.min(0), drawn.max(0)) for p in _LEVELS])
     except (NotImplementedError, ImportError):
-        return np.quantile(drawn, _LEVELS, axis=0)
+        return np.quantile(q.sample(random.key(0), (_DRAWS,)), _LEVELS, axis=0)
 
 
 def _halved(cdf, level: float, low, high):

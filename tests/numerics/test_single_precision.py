@@ -121,8 +121,8 @@ def test_whole_numbers_that_single_precision_rounds_are_refused():
     start = 1_700_000_000
     t, y = start + 10 * np.arange(12), np.sin(np.arange(12.0))
 
-    def model(t, y=None, level=True, raw=False):
-        x = t if raw else (t - start) / 10.0
+    def model(t, y=None, level=True, raw=False, unit=1):
+        x = (t if t.ndim == 1 else t[:, 0]) / unit if raw else (t - start) / 10.0
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.5), x))
         if level:
             f = f + numpyro.sample("level", dist.Normal(0.0, 0.5))
@@ -140,8 +140,9 @@ def test_whole_numbers_that_single_precision_rounds_are_refused():
         for times in (t, start + 60 * np.arange(12), start + 300 * np.arange(12)):
             with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 17000"):
                 pg.fit(model, held, 0, times, y=y)
-        with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 17000"):
-            pg.fit(model, held, 0, t, y=y, level=False, raw=True)
+        for times, unit in ((t, 1), (t, 60.0), (np.stack([t, t % 3], 1), 1)):
+            with pytest.raises(pg.DataError, match="argument 't' has whole numbers up to 17000"):
+                pg.fit(model, held, 0, times, y=y, level=False, raw=True, unit=unit)
         assert pg.fit(model, held, 0, t - start, y=y, level=False, raw=True).result == "converged"
 
 

@@ -28,6 +28,13 @@ def model(X, y=None, kind="normal"):
             dist.Categorical(jnp.array([0.9, 0.1])),
             dist.Bernoulli(logits=jnp.stack([f, jnp.zeros_like(f)], -1)),
         ),
+        "flipped classes": lambda: dist.MixtureGeneral(
+            dist.Categorical(jnp.array([0.9, 0.1])),
+            [
+                dist.Categorical(logits=jnp.stack([f, 0.0 * f, -f], -1)),
+                dist.Categorical(jnp.full((*f.shape, 3), 1 / 3)),
+            ],
+        ),
         "marks": lambda: dist.OrderedLogistic(f, jnp.array([-0.5, 0.5])),
         "classes": lambda: pg.observations.MultinomialProbit(jnp.stack([f, 0.0 * f, -f], -1)),
     }
@@ -83,6 +90,7 @@ def test_a_table_has_the_rows_of_the_frame():
         ("binary", None, ["p(1)"]),
         ("flipped", None, ["p(1)"]),
         ("classes", None, ["p(0)", "p(1)", "p(2)"]),
+        ("flipped classes", None, ["p(0)", "p(1)", "p(2)"]),
         ("marks", ["low", "middle", "high"], ["p(low)", "p(middle)", "p(high)"]),
         ("marks", None, ["p(0)", "p(1)", "p(2)"]),
         ("counts", None, ["mean", "sd", "5 %", "95 %"]),

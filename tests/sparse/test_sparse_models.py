@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.reparam import LocScaleReparam
 
 import ppl_gp as pg
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
@@ -256,6 +257,9 @@ def test_approximate_refuses_what_was_integrated_beside_a_gp():
         handlers.seed(pg.approximate(model, {"f": q}), 0)(X)
     for allowed in (curve, handlers.condition(model, {"level": 1.8})):
         handlers.seed(pg.approximate(allowed, {"f": q}), 0)(X)
+    turned = handlers.reparam(model, config={"level": LocScaleReparam(0.0)})
+    with pytest.raises(pg.ModelError, match=r"integrated \['level'\] together"):
+        handlers.seed(pg.approximate(turned, {"f": q}), 0)(X)
 
 
 @pytest.mark.slow

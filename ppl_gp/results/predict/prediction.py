@@ -307,7 +307,8 @@ def observes_counts(query: Query, site: ObservedSite) -> bool:
     if site.support is None or site.boolean:
         return False
     classes = OfClasses | dist.CategoricalProbs | dist.CategoricalLogits
-    return not isinstance(query.ask(site, unwrap), classes)
+    parts = getattr(fn := query.ask(site, unwrap), "component_distributions", [fn])
+    return not any(isinstance(unwrap(part), classes) for part in parts)
 
 
 def is_classification(prediction: Prediction) -> bool:

@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jaxtyping import Array
 from numpyro.distributions import constraints
 
@@ -204,6 +205,9 @@ def observed_names(trace: dict) -> list[str]:
 def outcomes(fn) -> tuple[int | float, ...] | None:
     """What an entry of fn can be: at most `MAX_SUPPORT` numbers, the same for all entries."""
     core = unwrap(fn)
+    if isinstance(core, dist.MixtureGeneral):
+        of_parts = {outcomes(part) for part in core.component_distributions}
+        return of_parts.pop() if len(of_parts) == 1 else None
     if core.event_dim == 0 and core.support is constraints.boolean:  # a mixture does not list them
         return (0, 1)
     if core.event_dim or not core.has_enumerate_support:
