@@ -110,7 +110,8 @@ def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> l
     gaussians = [k for k in hyper if is_gaussian(trace[k]) and k in seen.reached]
     joined = _joined(source, args, kwargs, inside, gaussians, many)
     points = [k for k in hyper if k in joined or k in many and k in (*gaussians, *seen.shared)]
-    causes = _causes(source, args, kwargs, trace, {*gaussians, *points})
+    asked = points if subsampling(trace) else (*gaussians, *points)
+    causes = _causes(source, args, kwargs, trace, {*asked})
     alone = [k for k in hyper if k in seen.shared and k not in (*many, *gaussians)]
     bent = [k for k in alone if not (points or maximise or _kind(trace[k]) == "Delta")]
     bent = [k for k in bent if _joins(source, args, kwargs, functions, k)]
@@ -408,8 +409,8 @@ def remedies(
     spreads, and of `scales`, alone: then all else has a joint mode.
     """
     found = roles(trace)
-    has_functions = bool(integrated or found.gps)
-    local = "a local method with hyper=Sample(), or " if drawn and has_functions else ""
+    takes = drawn and (integrated or found.gps)
+    local = "a local method with hyper=Sample(), or " if takes else ""
     fns = [unwrap(trace[k]["fn"]) for k in found.gps]
     own = [f.kernel for f in fns if isinstance(f, PredictorGP) and not f.behind.priors()]
     if len(own) < len(fns) or found.params:

@@ -166,8 +166,8 @@ def named_arrays(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dic
 
 
 def _by_name(model: Callable, name: str) -> bool:
-    known = parameters_of(model).get(name)
-    return known is not None and known.kind is known.POSITIONAL_OR_KEYWORD
+    own = inspect.signature(model, follow_wrapped=False).parameters  # a decorator may have *args
+    return name in own and own[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class Leaves:

@@ -112,7 +112,7 @@ class Points(InducingVariables):
         variance = prior.kernel.diag(self.Z)
         unit = jitter_of(prior.kernel, self.Z)
         # the noise of single rows is no part of u, but of a table's values at those rows
-        known = prior.jitter if self.Z is prior.X else _of_any_rows(prior.jitter)
+        known = prior.jitter if self.Z is prior.X else any_rows(prior.jitter)
         jitter = unit if known is None else jnp.asarray(known, variance.dtype)
         return dense_root(add_diagonal(prior.kernel(self.Z, self.Z), jitter), unit)
 
@@ -123,7 +123,7 @@ class Points(InducingVariables):
         require_places(self.Z, "Points")
 
 
-def _of_any_rows(jitter):
+def any_rows(jitter):
     """None of a jitter that has an entry for each row of the data."""
     return None if np.size(jitter) > 1 else jitter
 
@@ -180,7 +180,7 @@ def select(
     if moves:  # k-means may give fewer
         whole, Z = np.all(rows == np.round(rows), 0), _kmeans(rows, num, rng)
         return _filled(np.unique(np.where(whole, np.round(Z), Z), axis=0), rows, num)
-    at = GP(prior.kernel, rows, prior.mean_function, _of_any_rows(prior.jitter))
+    at = GP(prior.kernel, rows, prior.mean_function, any_rows(prior.jitter))
     chosen, variance = greedy(at, num)
     rest = at.variance - of_finite_rank(prior.kernel, rows)
     rounding = 1e3 * jnp.finfo(rest.dtype).eps * jnp.mean(at.variance)

@@ -2,6 +2,8 @@
 whose remedy runs.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -394,3 +396,14 @@ def test_observations_by_position_are_those_by_name():
     fit = pg.fit(curve, held, 0, X, np.sin(X).tolist())
     assert fit.log_evidence == pg.fit(curve, held, 0, X, y=np.sin(X)).log_evidence
     assert list(fit.kwargs) == ["y"] and len(fit.plot().axes) == 1
+
+
+def test_a_decorator_may_take_the_observations_by_position_alone():
+    @functools.wraps(counts)
+    def wrapper(*args):
+        return counts(*args)
+
+    held = pg.Laplace(hyper=pg.Fixed({}))
+    given = X, np.full(N, 2.0), GROUP
+    found = pg.fit(wrapper, held, 0, *given, COUNTS)
+    assert found.log_evidence == pg.fit(counts, held, 0, *given, y=COUNTS).log_evidence

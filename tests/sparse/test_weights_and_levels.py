@@ -185,3 +185,16 @@ def test_points_inside_other_variables_move_in_units_of_the_inputs():
     assert inside.log_evidence == pytest.approx(plain.log_evidence, abs=1e-3)
     assert pg.Points([0, 2, 4]).num == 3
     assert pg.features.Derivatives(np.arange(5)).Z.dtype == float
+
+
+def test_a_negative_index_of_a_later_batch_is_told_of():
+    """JAX counts -1 from the end: the last level had the rows of a missing group, too."""
+    X, group = RNG.uniform(0.0, 5.0, 60), np.repeat([0, 1, 2, 3, 4, -1], 10)
+
+    def batches():
+        for rows in np.split(np.arange(60), 6):
+            yield {"X": X[rows], "group": group[rows], "y": np.sin(X[rows])}
+
+    method = pg.SVGP(num_inducing=5, max_steps=6, hyper=FIXED)
+    with pytest.warns(UserWarning, match=r"leads to negative indices \(-1\)"):
+        pg.fit(by_group, method, 0, pg.Stream(batches, 60), throw=False)

@@ -132,11 +132,8 @@ def judged(begun: Begun, state: State, key) -> tuple[float | None, float | None]
     if not isinstance(source, StreamSource):
         return mean_and_error([_of_batches(begun, state, k) for k in keys])
     each, known = cycle(keys), begun.subject.levels or (lambda rows: None)  # one: nothing is drawn
-
-    def sum_of(sweep):
-        return _of_batches(begun, state, next(each), (known(rows) or rows for rows in sweep))
-
-    return over_passes(source, drawn, sum_of)
+    told = lambda sweep: (known(rows) or rows for rows in sweep)  # noqa: E731
+    return over_passes(source, drawn, lambda x: _of_batches(begun, state, next(each), told(x)))
 
 
 def errors_of(begun: Begun, state: State, key, told: bool = True) -> dict:

@@ -236,12 +236,13 @@ def units(variables: InducingVariables, X, given: bool) -> Any:
     """
     if isinstance(variables, PartsVariables):
         gps = variables.gps.items()
-        each = {k: units(v, v.Z if isinstance(v, Points) else X, given) for k, v in gps}
+        each = {k: units(v, getattr(v, "Z", None), given) for k, v in gps}
         return dataclasses.replace(variables, gps=each)
     places = lambda v: isinstance(v, InducingVariables) and hasattr(v, "Z")  # noqa: E731
 
     def unit(v):
-        spread = np.std(np.asarray(X if isinstance(variables, Points) else v.Z), 0)
+        own = X is None or np.shape(X)[1:] != v.Z.shape[1:]  # of some columns
+        spread = np.std(np.asarray(v.Z if own else X), 0)
         varying = max(1, int(np.sum(spread > 0)))
         return np.where(spread > 0, spread, 1.0) / v.num ** (given / varying)
 

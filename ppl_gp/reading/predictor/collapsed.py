@@ -202,8 +202,9 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
 def lacks_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict):
     """Whether `require_levels` has something to say, of which it needs the values."""
     _, found = _looked_up(model, args, kwargs, hyper)
-    outside = [jnp.any((i < 0) | (i >= jnp.asarray(sizes))) for i, sizes, *_ in found]
-    return jnp.any(jnp.stack([jnp.zeros((), bool), *outside]))
+    told = [jnp.any((i < 0) | (i >= jnp.asarray(sizes))) for i, sizes, *_ in found]
+    told += [jnp.any(x < 0) for *_, signed in found for x in signed]
+    return jnp.any(jnp.stack([jnp.zeros((), bool), *told]))
 
 
 def _looked_up(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> tuple[list, list]:

@@ -14,7 +14,7 @@ from ppl_gp.kernels.base import safe_sqrt
 from ppl_gp.kernels.derivative import WithDerivatives, as_dim, require_differentiable
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, product
 from ppl_gp.sparse.families import DenseRoot, Root, dense_root
-from ppl_gp.sparse.inducing import InducingVariables, Points, as_floats, require_places
+from ppl_gp.sparse.inducing import InducingVariables, Points, any_rows, as_floats, require_places
 
 
 class Derivatives(InducingVariables):
@@ -178,5 +178,5 @@ def _covariance(prior, first, second):
 
 def _jitter(prior, part, unit):
     """What the GP's own `jitter` asks for: it is noise on f, so on values of f alone."""
-    known = prior.jitter if isinstance(part, Points) else None
+    known = any_rows(prior.jitter) if isinstance(part, Points) else None
     return jnp.full(part.num, 0.0 if known is None else known, unit.dtype)
