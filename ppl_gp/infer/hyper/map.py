@@ -129,9 +129,10 @@ def _elsewhere(
     losses, first = np.asarray(runs.loss), jax.tree.map(lambda x: np.asarray(x)[0], begun)
     best, found = int(np.argmin(losses)), None
     others, least = jnp.asarray(np.arange(len(losses)) != best), losses[best] - FLAT
-    swapped = lambda x, new: np.concatenate([x[:best], new[None], x[best + 1 :]])  # noqa: E731
     for free in other_scales(first, problem.model, problem.args, problem.kwargs, hyper):
-        asked = jax.tree.map(lambda every, x: jnp.asarray(swapped(every, x)), runs.point, free)
+        moved = jax.tree.map(np.array, runs.point)  # on the host
+        jax.tree.map(lambda x, new: x.__setitem__(best, new), moved, free)
+        asked = jax.tree.map(jnp.asarray, moved)
         there = plainly(ascent, runs._replace(asked=asked, done=others))
         if (loss := np.asarray(there.loss)[best]) < least:
             found, least = asked, loss
