@@ -409,8 +409,7 @@ def remedies(
     spreads, and of `scales`, alone: then all else has a joint mode.
     """
     found = roles(trace)
-    takes = drawn and (integrated or found.gps)
-    local = "a local method with hyper=Sample(), or " if takes else ""
+    local = "a local method with hyper=Sample(), or " if drawn and (integrated or found.gps) else ""
     fns = [unwrap(trace[k]["fn"]) for k in found.gps]
     own = [f.kernel for f in fns if isinstance(f, PredictorGP) and not f.behind.priors()]
     if len(own) < len(fns) or found.params:
