@@ -94,9 +94,7 @@ def test_our_half_of_a_pair_is_a_model_that_its_methods_take(pair):
 @pytest.mark.parametrize("page", SHOWN)
 @pytest.mark.filterwarnings("ignore")
 def test_every_block_of_a_page_runs_and_prints_what_it_shows(page, capsys, tmp_path, monkeypatch):
-    """Words as they are there, numbers within 2 %, or one in the last decimal place: they differ a
-    little from one JAX to another.
-    """
+    """Words as they are there, numbers within 2 %: they differ a little from one JAX to another."""
     monkeypatch.chdir(tmp_path)
     names, number = {"__name__": "page"}, re.compile(r"-?\d+(?:\.\d*)?")
     words = lambda text: re.sub(r"\s", "", number.sub("#", text))  # noqa: E731 - arrays are aligned
@@ -105,11 +103,8 @@ def test_every_block_of_a_page_runs_and_prints_what_it_shows(page, capsys, tmp_p
         exec(code, names)
         printed = capsys.readouterr().out
         assert words(printed) == words(shown)
-        pairs = zip(number.findall(printed), number.findall(shown), strict=True)
-        for found, wanted in pairs:
-            places = len(wanted.partition(".")[2])
-            last = 1.01 * 10.0**-places if places else 0.0
-            assert float(found) == pytest.approx(float(wanted), rel=0.02, abs=last), printed
+        found, wanted = ([float(x) for x in number.findall(text)] for text in (printed, shown))
+        np.testing.assert_allclose(found, wanted, rtol=0.02)
 
 
 def test_every_script_and_every_notebook_is_a_page():

@@ -240,7 +240,7 @@ def test_approximate_draws_sites_from_any_posterior_process():
 
 
 def test_approximate_refuses_what_was_integrated_beside_a_gp():
-    """The level was drawn from its prior again: the mean of y was 90 times too large."""
+    """The level was drawn from its prior again: the mean of y was 14 times too large."""
     X, counts = np.linspace(0.0, 4.0, 6), np.array([5, 6, 8, 7, 6, 5])
 
     def curve(X):

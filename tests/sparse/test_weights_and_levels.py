@@ -82,7 +82,7 @@ def by_band(X, age, width=10.0, step=0, y=None):
 @pytest.mark.parametrize("by_two", [False, True])
 def test_a_level_that_is_computed_is_told_of(max_steps, by_two):
     """Of a column with fractions, of two columns whose ends other batches have reached; and of a
-    batch that the sum over all data alone meets, which counted 56 nats.
+    batch that the sum over all data alone meets, which counted as the last level.
     """
     X, band, step = RNG.uniform(0.0, 5.0, 60), np.repeat([0, 1, 2, 3, 4, 5], 10), np.zeros(60, int)
     if by_two:
