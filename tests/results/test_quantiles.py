@@ -441,8 +441,10 @@ def test_distribution_functions_are_zero_and_one_beyond_the_support(name):
 def test_inversion_of_flat_steep_and_stepped_functions():
     p = jnp.array([0.1, 0.5, 0.9])
     zero, one = jnp.zeros(3), jnp.ones(3)
+    far = invert(lambda x: norm_cdf((x - 1e9) / 0.3), p, zero + 1e9, one)
+    np.testing.assert_allclose(far, 1e9 + 0.3 * norm.ppf(p), atol=4e-6)
     steep = invert(lambda x: norm_cdf((x - 1e6) / 1e-3), p, zero, one)
-    np.testing.assert_allclose(steep, 1e6 + 1e-3 * norm.ppf(p), atol=1e-3)
+    np.testing.assert_allclose(steep, 1e6 + 1e-3 * norm.ppf(p), atol=2e-9)
     step = invert(lambda x: jnp.where(x >= 2.5, 1.0, 0.0), p, zero, one)
     np.testing.assert_allclose(step, 2.5, atol=1e-8)
     heavy = invert(
@@ -466,6 +468,35 @@ def test_a_bracket_closes_once_one_end_is_the_root():
         found = invert(F, p, m, sd)
     np.testing.assert_allclose(found, m + sd * norm.ppf(p), rtol=1e-8, atol=1e-8)
     assert len(calls) <= 16
+
+
+@pytest.mark.parametrize("offset", [1e3, -1e6])
+@pytest.mark.parametrize("hyper", [pg.MAP(), pg.Grid()], ids=lambda h: type(h).__name__)
+def test_quantiles_move_with_the_data_and_their_accuracy_is_of_the_spread(hyper, offset):
+    """The tolerance was relative to y: half a standard deviation at an offset of 1e9."""
+
+    def shifted(X, offset, y=None):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(offset + f, noise), obs=y)
+
+    y = np.round(np.sin(X) + 0.1 * np.cos(9 * X), 3)
+
+    def centred(offset):
+        fit = pg.fit(shifted, pg.Laplace(hyper=hyper), 0, X, offset, y=offset + y)
+        found = fit.predict(NEW, offset, quantiles=LEVELS)
+        return found.sd, found.quantiles - offset, found.f_quantiles
+
+    sd, *wanted = centred(0.0)
+    _, *found = centred(offset)
+    if hyper == pg.MAP():
+        level = np.array([[0.05], [0.5], [0.95]])
+        mean = pg.fit(shifted, pg.Laplace(), 0, X, 0.0, y=y).predict(NEW, 0.0).mean
+        np.testing.assert_allclose(wanted[0], mean + sd * norm.ppf(level), atol=1e-8)
+    for a, b in zip(found, wanted, strict=True):
+        rounded = 1e-7 + 1e-14 * abs(offset)  # that of y itself, through the fit
+        np.testing.assert_allclose(a, b, atol=rounded * float(np.max(sd)) * 30)
 
 
 def norm_cdf(x):

@@ -206,6 +206,7 @@ def _variance_of_share(kind: Kind, F, squares, found, p):
 _STEPS = 200
 _BISECT_EVERY = 4  # regula falsi may creep where F is flat
 _CLOSE = 0.4  # of the tolerance: no step ends nearer to an end of the bracket
+_ROUNDED = 8.0  # roundings of x that are left to a bracket: a step inside it moves x
 
 
 class _Bracket(NamedTuple):
@@ -229,7 +230,8 @@ def invert(
     low: float = -float("inf"),
     integers: bool = False,
 ) -> Float[Array, "..."]:
-    """The smallest x with F(x) >= p, elementwise, to about 1e-9 of `scale` or |x|; exact integers.
+    """The smallest x with F(x) >= p, elementwise, to 1e-9 of `scale`, or to the rounding of x if
+    that is more; exact integers.
 
     The bracket grows from `start` by doubled steps; inside, regula falsi by the Illinois rule
     (Dowell & Jarratt 1971), every fourth step a bisection. A step to where the bracket has an end
@@ -240,16 +242,16 @@ def invert(
     """
     shape = jnp.broadcast_shapes(jnp.shape(p), jnp.shape(start))
     p, start, scale = (jnp.broadcast_to(x, shape) for x in (p, start, scale))
-    tol = 1.0 if integers else jnp.finfo(p.dtype).eps ** 0.6
+    eps = jnp.finfo(p.dtype).eps
 
-    def unit(s):
-        return 1.0 if integers else scale + jnp.abs(s.high)
+    def width(s):  # of a bracket at the end
+        return 1.0 if integers else eps**0.6 * scale + _ROUNDED * eps * jnp.abs(s.high)
 
     def running(s):
-        return jnp.any(~((s.high - s.low) / unit(s) <= tol)) & (s.steps < _STEPS)
+        return jnp.any(~((s.high - s.low) / width(s) <= 1.0)) & (s.steps < _STEPS)
 
     def inside(x, s):
-        least = jnp.minimum(_CLOSE * tol * unit(s), 0.5 * (s.high - s.low))
+        least = jnp.minimum(_CLOSE * width(s), 0.5 * (s.high - s.low))
         return jnp.clip(x, s.low + least, s.high - least)
 
     def candidate(s: _Bracket):
