@@ -225,6 +225,7 @@ def function_rows(record: Record) -> tuple[str, ...] | None:
     """What each row r of the predictor eta (R, N) adds up, as ("f", "g - f") or ("f[1] + offset",
     ...): `None` where the model's sites are not integrated in one predictor, or it is one function.
 
+    Functions that add up the same sites, as for several units, have their place too, "f + u (2)".
     A GP has its factor, `f`, `-f`, or `(..) f` of others; of a GP in a plate `f[0]`, `f[1]`, ...;
     effects are named alone, and "offset" is what is added without a site. Read from at most 1000
     training rows, evenly spread, at the first draw; O(1000 R^2 U) for U unknowns.
@@ -235,7 +236,8 @@ def function_rows(record: Record) -> tuple[str, ...] | None:
     there = _loadings(model, record.draws.at(0), record.args, record.kwargs)
     terms = [_functions_of(k, part) for k, part in there.parts.items()]
     offset = np.any(np.abs(there.offset) > 1e-12, 1)
-    return tuple(_told(r, terms, bool(offset[r])) for r in range(model.plan.functions))
+    told = [_told(r, terms, bool(offset[r])) for r in range(model.plan.functions)]
+    return tuple(f"{k} ({r})" if told.count(k) > 1 else k for r, k in enumerate(told))
 
 
 @quick_jit

@@ -79,6 +79,27 @@ def test_rows_of_plates_of_effects_and_of_factors():
     assert set(fit.functions) == {"b + f[0]", "(..) f[1]", "-f[2] + offset"}
 
 
+def test_functions_that_add_up_the_same_have_their_places():
+    """A table kept the last of them alone."""
+
+    def panel(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(2.0, 1.0), X))
+        with numpyro.plate("units", 3):
+            u = numpyro.sample("u", dist.Normal(0.0, 0.8))
+        with numpyro.plate("rows", 3, dim=-2), numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + u[:, None], 0.3), obs=y)
+
+    how = pg.Laplace(hyper=pg.Fixed({}), integrate=("f", "u"))
+    fit = pg.fit(panel, how, 0, X, y=np.sin(X) + np.array([[1.0], [0.0], [-1.0]]))
+    found = fit.predict(NEW)
+    assert fit.functions == ("f + u (0)", "f + u (1)", "f + u (2)")
+    table = found.to_frame()
+    for r, name in enumerate(fit.functions):
+        np.testing.assert_array_equal(table[f"f_mean[{name}]"], found.f_mean[r])
+    eta = fit.to_datatree(num_draws=3)["posterior"]["eta"]
+    assert eta.sel(eta_dim_0="f + u (1)").shape == (1, 3, len(X))
+
+
 def test_one_function_has_no_rows():
     def model(X, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(2.0, 1.0), X))
