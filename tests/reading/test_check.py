@@ -76,6 +76,13 @@ def test_nothing_observed():
     assert not found.ok and "pass y=" in item(found, "observations").message
 
 
+def test_one_value_is_not_said_to_say_little():
+    held = numpyro.handlers.condition(binary, data={"variance": 1.0})
+    assert "so the data say little" not in item(check(held, X, y=y), "observations").message
+    told = item(check(binary, X, y=np.ones_like(y)), "observations").message
+    assert "all values of ['y'] are equal" in told
+
+
 def test_no_gp_site():
     found = check(lambda X, y=None: observe(X, y, X[:, 0]), X, y=y)
     assert not found.ok and "pg.GP" in item(found, "GP sites").message

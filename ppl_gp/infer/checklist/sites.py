@@ -95,7 +95,8 @@ def observations(subject: Subject):
         f"{k} {s['fn'].shape()} {_family(s['fn'])} on {unwrap(s['fn']).support}"
         for k, s in data.items()
     ]
-    constant = [k for k, s in data.items() if np.ptp(np.asarray(s["value"], float)) == 0.0]
+    several = {k: x for k, s in data.items() if np.size(x := np.asarray(s["value"], float)) > 1}
+    constant = [k for k, x in several.items() if np.ptp(x) == 0.0]
     note = f"; all values of {constant} are equal, so the data say little" if constant else ""
     return True, "; ".join(described) + note
 
