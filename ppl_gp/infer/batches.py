@@ -19,9 +19,10 @@ Source = ArraySource | StreamSource
 def source_of(name: str, size: Callable, model, args, kwargs, seed: int) -> Source:
     """Batches of a stream, or of arrays, `size(N)` rows each; `DataError` where there are none."""
     if args and isinstance(args[0], Stream):
-        if len(args) > 1:
+        if len(args) > 1 or "y" in kwargs:
             raise DataError(
-                "a Stream is the only positional argument: its batches hold the model's arguments."
+                "a Stream is the only positional argument: its batches hold the model's arguments, "
+                "y too."
             )
         return StreamSource(args[0], model, kwargs)
     leaves, reading = Leaves(model, args, kwargs), model.reading
