@@ -159,8 +159,8 @@ __version__ = "0.1.0"
 
 _PICTURES = {
     "plot_calibration": "pictures",
-    "plot_components": "slices",
-    "plot_effects": "slices",
+    "plot_components": "effects",
+    "plot_effects": "effects",
     "plot_evidence": "pictures",
     "plot_forest": "pictures",
     "plot_predictions": "slices",
@@ -169,8 +169,9 @@ _PICTURES = {
 
 if TYPE_CHECKING:
     from ppl_gp import sklearn as sklearn
+    from ppl_gp.report.effects import plot_components, plot_effects
     from ppl_gp.report.pictures import plot_calibration, plot_evidence, plot_forest, plot_surface
-    from ppl_gp.report.slices import plot_components, plot_effects, plot_predictions
+    from ppl_gp.report.slices import plot_predictions
 else:
 
     def __getattr__(name):

@@ -1,6 +1,5 @@
 """The commands: arguments in, one line out for every typed error (exit code 2, no traceback)."""
 
-import csv
 import functools
 import os
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated
 
 import jax
 import numpy as np
+import pandas as pd
 import typer
 from threadpoolctl import threadpool_limits
 
@@ -323,14 +323,9 @@ def write_predictions(
     if prediction.quantiles is not None:
         ends = np.asarray(prediction.quantiles)
         table |= {f"y_{level:g}": ends[i] for i, level in enumerate(levels)}
-    found = {name: np.asarray(column) for name, column in table.items()}
-    if several := {name: column.shape for name, column in found.items() if column.ndim != 1}:
+    if several := {name: np.shape(x) for name, x in table.items() if np.ndim(x) != 1}:
         raise ModelError(f"a row has several values of {several}; {_FROM_PYTHON}")
-    taken = {*found, "row"}
+    taken = {*table, "row"}
     cells = {f"{k} (input)" if k in taken else k: columns.cells(k) for k in preparation.inputs}
-    whole = {"row": range(1, len(columns.rows) + 1), **cells}
-    whole |= {name: column.tolist() for name, column in found.items()}
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(whole)
-        writer.writerows(zip(*whole.values(), strict=True))
+    rows = {"row": range(1, len(columns.rows) + 1)}
+    pd.DataFrame({**rows, **cells, **table}).to_csv(path, index=False)

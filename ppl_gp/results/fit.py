@@ -3,22 +3,16 @@
 import functools
 import importlib
 import inspect
-import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-import equinox as eqx
 import numpy as np
-from jax import random
-from numpyro.distributions import Distribution
 
 from ppl_gp.errors import DataError, FitError, ModelError, Result
-from ppl_gp.kept import FromPseudo
 from ppl_gp.reading.arguments import argument_names, argument_of
 from ppl_gp.reading.reading import require_unchanged
 from ppl_gp.reading.refusals import of_the_model
-from ppl_gp.results.datatree import draws_with_parts, to_datatree
+from ppl_gp.results.datatree import to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.parts import components, effects, function_rows
 from ppl_gp.results.predict.prediction import predict, sample
@@ -34,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _T = TypeVar("_T")
-_DRAWS, _LEVELS = 4000, np.array([0.05, 0.95])
 
 
 def _verb(function: Callable[..., _T]) -> Callable[..., _T]:
@@ -106,26 +99,7 @@ def summary(fit: "Fit") -> "pd.DataFrame":
     >>> fit.summary().loc["level", "kind"]
     'marginal'
     """
-    import pandas as pd  # with xarray it takes a second, which a fit need not wait for
-
-    moved = _moved_by_skewness(fit)
-    weights = np.exp(np.asarray(fit.draws.log_weights, float))
-    points = unfolded({k: fit.hyper[k] for k in fit.points})
-    even, rows = unfolded(fit.draws.of_equal_weight(_DRAWS).hyper), {}
-    for name, x in unfolded(fit.draws.hyper).items():
-        mean = np.tensordot(weights, np.asarray(x, float), 1)
-        if name in points:
-            rows |= _rows(name, "point", mean, *np.full((3, *mean.shape), np.nan))
-        else:
-            variance = np.tensordot(weights, (np.asarray(x, float) - mean) ** 2, 1)
-            ends = np.quantile(np.asarray(even[name]), _LEVELS, axis=0)
-            rows |= _rows(name, "draws", mean, np.sqrt(variance), *ends)
-    for name, q in fit.sites.items():
-        if isinstance(q, Distribution) and q.support is not None and not q.support.is_discrete:
-            ends = _quantiles(q) + moved.get(name, 0.0)
-            rows |= _rows(name, "marginal", q.mean, np.sqrt(q.variance), *ends)
-    table = pd.DataFrame.from_dict(rows, orient="index")
-    return table.set_axis(["kind", "mean", "sd", "5 %", "95 %"][: table.shape[1]], axis=1)
+    return _report("effects").summary(fit)
 
 
 def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
@@ -165,44 +139,12 @@ def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
             "plot(): this fit holds no training data (it was loaded, or fitted to a Stream); give "
             "the data to show, fit.plot(X, y)."
         )
-    # a picture is an edge of the package, and loaded when it is asked for
-    return importlib.import_module("ppl_gp.report.slices").plot_predictions(fit, X, y, **options)
+    return _report("slices").plot_predictions(fit, X, y, **options)
 
 
-def _moved_by_skewness(fit: Record) -> dict[str, np.ndarray]:
-    """{effect: by how much the skewness of draws moves their quantiles}, by the same draws."""
-    if all(not isinstance(k, FromPseudo) or k.sites.third is None for k in fit.latent.values()):
-        return {}
-    thirds = lambda draws: [k.sites.third for k in draws.kept.values()]  # noqa: E731
-    straight = replace(fit, draws=eqx.tree_at(thirds, fit.draws, replace_fn=np.zeros_like))
-    skewed, plain = (draws_with_parts(f, random.key(0), _DRAWS)[2] for f in (fit, straight))
-    ends = lambda x: np.quantile(x, _LEVELS, axis=0)  # noqa: E731
-    return {k: ends(skewed[k]) - ends(plain[k]) for k in skewed}
-
-
-def _rows(name: str, kind: str, *figures) -> dict[str, tuple]:
-    places = itertools.product(*map(range, np.shape(figures[0])))
-    label = lambda at: f"{name}[{','.join(map(str, at))}]" if at else name  # noqa: E731
-    return {label(at): (kind, *(float(np.asarray(x)[at]) for x in figures)) for at in places}
-
-
-def _quantiles(q: Distribution):
-    """In closed form, else by halving of a distribution function (mixtures), else by draws."""
-    try:
-        return np.stack([np.asarray(q.icdf(level)) for level in _LEVELS])
-    except (NotImplementedError, ImportError):  # some of NumPyro's need TensorFlow's
-        drawn = np.asarray(q.sample(random.key(0), (400,)))  # both levels lie within them
-    try:
-        return np.stack([_halved(q.cdf, p, drawn.min(0), drawn.max(0)) for p in _LEVELS])
-    except (NotImplementedError, ImportError):
-        return np.quantile(q.sample(random.key(0), (_DRAWS,)), _LEVELS, axis=0)
-
-
-def _halved(cdf, level: float, low, high):
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = np.where(cdf(middle) >= level, (low, middle), (middle, high))  # NaN: below
-    return high
+def _report(name: str):
+    """Tables and pictures are an edge of the package, and loaded when they are asked for."""
+    return importlib.import_module(f"ppl_gp.report.{name}")
 
 
 class Fit(Record):
@@ -262,6 +204,10 @@ class Fit(Record):
     summary = _verb(summary)
     plot = one_at_a_time(plot)
     save = _verb(save)
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it: effects are in `summary`, which may take seconds."""
+        return _report("effects").as_html(self)
 
     @functools.cached_property
     def sites(self):

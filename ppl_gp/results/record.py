@@ -118,15 +118,17 @@ class Record:
         """Standard error of `log_evidence` in nats if it is a mean over draws, else None."""
         return self.stats.get("log_evidence_se")
 
-    def __repr__(self) -> str:
+    @property
+    def headline(self) -> str:
+        """The model, the method, how the run ended, and the log evidence."""
         evidence = "" if self.log_evidence is None else f", log_evidence={self.log_evidence:.4f}"
         evidence += "" if self.log_evidence_se is None else f" (se {self.log_evidence_se:.2g})"
-        hyper = ", ".join(_told(k, v) for k, v in self.hyper.items())
         name = getattr(self.model, "__qualname__", repr(self.model))
-        return (
-            f"{type(self).__name__}({name} by {self.method!r}: {self.result}{evidence}; "
-            f"{hyper or 'no hyperparameters'})"
-        )
+        return f"{name} by {self.method!r}: {self.result}{evidence}"
+
+    def __repr__(self) -> str:
+        hyper = ", ".join(_told(k, v) for k, v in self.hyper.items()) or "no hyperparameters"
+        return f"{type(self).__name__}({self.headline}; {hyper})"
 
     @functools.cached_property
     @one_at_a_time

@@ -2,9 +2,12 @@
 deterministic sites are in the tree of every fit.
 """
 
+import html
 import warnings
+from xml.etree import ElementTree
 
 import arviz_stats
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -129,6 +132,39 @@ def test_the_summary_has_every_number_once(fitted, name):
     if name == "laplace":  # a Gaussian marginal
         ends = stats.norm.ppf([[0.05], [0.95]], effects["mean"], effects["sd"])
         np.testing.assert_allclose(effects[["5 %", "95 %"]].T, ends, rtol=1e-5)
+
+
+def table_of(shown):
+    """The cells of a table in HTML, row by row."""
+    xml = f"<div>{shown}</div>".replace("<style scoped>", "<style>")
+    rows = ElementTree.fromstring(xml).iter("tr")
+    return [["".join(cell.itertext()) for cell in row] for row in rows]
+
+
+@every_method
+def test_notebooks_show_the_headline_and_hyperparameters(fitted, name):
+    fit = fitted(name)
+    shown = fit._repr_html_()
+    assert html.escape(fit.headline) in shown and fit.headline in repr(fit)
+    _, *rows = table_of(shown)
+    assert [row[0] for row in rows] == ["noise", "shape[0]", "shape[1]"]
+    assert {row[1] for row in rows} == {"point" if name in POINTS else "draws"}
+    means = [float(row[2]) for row in rows]
+    np.testing.assert_allclose(means, fit.summary()["mean"].iloc[:3], rtol=1e-4)
+
+
+def test_notebooks_show_predictions_without_asking_for_intervals(fitted):
+    found = fitted("laplace").predict(X[:3], GROUP[:3])
+    head, *rows = table_of(found._repr_html_())
+    assert head == ["", "mean", "sd", "f_mean", "f_sd"]
+    np.testing.assert_allclose([float(row[2]) for row in rows], found.sd, rtol=1e-4)
+    assert jax.tree.map(lambda x: x, found)._repr_html_() is None
+
+
+def test_notebooks_show_every_item_of_a_check_to_its_end():
+    found = pg.check(mixed, X, GROUP, y=Y)
+    assert table_of(found._repr_html_())[1:] == [list(map(str, item)) for item in found.items]
+    assert repr(found) == str(found)
 
 
 def test_a_picture_shows_points_as_points(fitted):

@@ -55,6 +55,14 @@ class Checklist(NamedTuple):
         lines = (f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items)
         return "\n".join(lines)
 
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        import pandas as pd  # with xarray it takes a second, which a fit need not wait for
+
+        with pd.option_context("display.max_colwidth", None):
+            return pd.DataFrame(self.items).to_html(index=False)
+
 
 def rows(subject: Subject):
     """Whether a row is predicted by its own arguments alone, and which those are."""

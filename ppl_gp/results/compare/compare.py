@@ -1,6 +1,5 @@
 """`compare`: methods for one model in one table, judged by truths that none of them provides."""
 
-import csv
 import dataclasses
 import inspect
 import warnings
@@ -238,11 +237,10 @@ class Comparison:
 
     def to_csv(self, path) -> None:
         """Write `table` as CSV: one row a method, full precision, empty where there is no value."""
-        rows = self.table
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["method"])
-            writer.writeheader()
-            writer.writerows(rows)
+        import pandas as pd  # with xarray it takes a second, which a fit need not wait for
+
+        names = None if self.fits else ["method"]
+        pd.DataFrame(self.table, columns=names).to_csv(path, index=False)
 
     def _tables(self) -> list:
         return table.rich_tables(self.table, self.reference_name, self._caption)

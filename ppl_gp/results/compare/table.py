@@ -110,16 +110,13 @@ def printed(*tables: Table) -> str:
 
 
 def as_html(rows: Sequence[Row], reference: str | None, caption: str) -> str:
-    """The table as notebooks show it, a column a method."""
-    head = "".join(f"<th>{html.escape(str(row['method']))}</th>" for row in rows)
-    body = "".join(
-        f"<tr><th>{html.escape(line.label)}</th>"
-        + "".join(f"<td>{html.escape(line.show(row))}</td>" for row in rows)
-        + "</tr>"
-        for line in lines(rows, reference)
-    )
-    head = f"<thead><tr><th></th>{head}</tr></thead>"
-    return f"<table><caption>{html.escape(caption)}</caption>{head}<tbody>{body}</tbody></table>"
+    """The table as notebooks show it, a column a method, and the caption below."""
+    import pandas as pd  # with xarray it takes a second, which a fit need not wait for
+
+    of = lines(rows, reference)
+    shown = {row["method"]: [line.show(row) for line in of] for row in rows}
+    table = pd.DataFrame(shown, index=[line.label for line in of]).to_html()
+    return f"{table}<p>{html.escape(caption)}</p>"
 
 
 # reference standard deviations within which latent means and standard deviations count as the same

@@ -185,13 +185,18 @@ class Prediction(eqx.Module):
             raise DataError(f"interval(level={level}): give a number between 0 and 1, such as 0.9.")
         return (question := _question(self)).ask(question, _ends(level))
 
-    def to_frame(self, level: float = 0.9) -> "pd.DataFrame":
+    def _repr_html_(self) -> str | None:
+        """As notebooks show it: without intervals, which may take seconds. None without a fit."""
+        return self.to_frame(None)._repr_html_() if hasattr(self, "_question") else None
+
+    def to_frame(self, level: float | None = 0.9) -> "pd.DataFrame":
         """Make a pandas table with one row per row of X_new.
 
         Parameters
         ----------
-        level : float, default 0.9
-            Of the central interval of y, whose ends are the columns "5 %" and "95 %" for 0.9.
+        level : float or None, default 0.9
+            Of the central interval of y, whose ends are the columns "5 %" and "95 %" for 0.9. None
+            leaves them out.
 
         Returns
         -------
@@ -211,7 +216,9 @@ class Prediction(eqx.Module):
         query, names = question.query()
         sites, found = query.layout.sites, {}
         classes = [s for s in sites if s.support is not None and not observes_counts(query, s)]
-        ends = self if len(classes) == len(sites) else self._with_ends(level)
+        ends = self
+        if level is not None and len(classes) < len(sites):
+            ends = self._with_ends(level)
         for site in sites:
             of_site = _one_of(site.label, len(sites))
             if site in classes:
@@ -220,9 +227,10 @@ class Prediction(eqx.Module):
             else:
                 q = of_site(ends.quantiles)
                 q = (None, None) if q is None else q
-                percents = (f"{100 * p:g} %" for p in _ends(level))
                 parts = {"mean": of_site(self.mean), "sd": of_site(self.sd)}
-                parts |= dict(zip(percents, q, strict=True))
+                if level is not None:
+                    percents = (f"{100 * p:g} %" for p in _ends(level))
+                    parts |= dict(zip(percents, q, strict=True))
             prefix = "" if len(sites) == 1 else f"{site.label} "
             for name, x in parts.items():
                 found |= _columns(prefix + name, x, site.axis)
