@@ -328,4 +328,4 @@ def write_predictions(
     taken = {*table, "row"}
     cells = {f"{k} (input)" if k in taken else k: columns.cells(k) for k in preparation.inputs}
     rows = {"row": range(1, len(columns.rows) + 1)}
-    pd.DataFrame({**rows, **cells, **table}).to_csv(path, index=False)
+    pd.DataFrame({**rows, **cells, **table}).to_csv(path, index=False, na_rep="nan")

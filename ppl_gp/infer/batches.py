@@ -19,7 +19,7 @@ Source = ArraySource | StreamSource
 def source_of(name: str, size: Callable, model, args, kwargs, seed: int) -> Source:
     """Batches of a stream, or of arrays, `size(N)` rows each; `DataError` where there are none."""
     if args and isinstance(args[0], Stream):
-        if len(args) > 1 or "y" in kwargs:
+        if len(args) > 1 or kwargs.get("y") is not None:
             raise DataError(
                 "a Stream is the only positional argument: its batches hold the model's arguments, "
                 "y too."

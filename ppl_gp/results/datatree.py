@@ -19,7 +19,7 @@ from ppl_gp.reading.arguments import as_arrays, named_arrays
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import declare, own_function
 from ppl_gp.reading.refusals import observed_if_given, of_the_model
-from ppl_gp.reading.roles import is_factor, is_gp, is_observed
+from ppl_gp.reading.roles import is_factor, is_gp, is_observed, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results import tree_groups
 from ppl_gp.results.integrals.latents import densities_without_labels
@@ -183,7 +183,7 @@ def sample_prior(
     rng_key : int or jax.Array
         A seed or a key.
     *args, **kwargs
-        The arguments of the model. Observations may be left out, if one site observes each.
+        The arguments of the model. `y` may be left out if one site observes it.
     num_samples : int, default 1000
         The number of draws.
 
@@ -222,9 +222,9 @@ def sample_prior(
     args, kwargs = as_arrays(args, kwargs)
     declared = declare(model, args, kwargs)
     trace = run(declared, args, kwargs)
-    while len((found := observed_if_given(model, args, kwargs, trace))[1]) == 1:
-        y, (site,) = found
-        kwargs |= {y: trace[site]["value"]}
+    if not roles(trace).observed:
+        y, seen = observed_if_given(model, args, kwargs, trace)
+        kwargs |= {y: trace[seen[0]]["value"]} if len(seen) == 1 else {}
         declared = declare(model, args, kwargs)
         trace = run(declared, args, kwargs)
     try:

@@ -336,10 +336,6 @@ def _coordinates(parts: tuple[Part, ...], option: str, shared: Mapping, given: M
                 found.setdefault(own[-1], list(names.columns))
             if names.rows and own:
                 found.setdefault(own[0], list(names.rows))
-            levels = dict(zip(names.columns or (variable,), names.levels, strict=False))
-            # a plate of their name, which may be a variable's too, unless it is that of the rows
-            known = {d: x for k, x in levels.items() if x for d in (k, f"{k}_dim")}
-            found |= {d: list(x) for d, x in known.items() if d not in own}
     for name, labels in given.items():
         if sizes.get(name) != len(labels):
             raise DataError(

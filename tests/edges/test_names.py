@@ -8,7 +8,6 @@ import json
 import zipfile
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -233,40 +232,6 @@ def test_trees_have_the_names():
     assert not bare["constant_data"]["X"].attrs and bare["posterior"]["f"].dims == (
         tree["posterior"]["f"].dims
     )
-
-
-@pytest.mark.parametrize("plate", ["ward", "site"])
-@pytest.mark.parametrize("is_frame", [True, False])
-def test_a_plate_called_as_a_column_has_its_labels(plate, is_frame):
-    def effects(ward, y=None):
-        with numpyro.plate(plate, 3):
-            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
-        with numpyro.plate("row", len(ward)):
-            numpyro.sample("sick", dist.Bernoulli(logits=u[ward.astype(int)]), obs=y)
-
-    def framed(X, y=None):
-        effects(X[:, 2], y)
-
-    model, given = (framed, pandas_frame()) if is_frame else (effects, pandas_frame()["ward"])
-    fit = pg.fit(model, pg.Laplace(), 0, given, y=pandas_answers())
-    u = fit.to_datatree(num_draws=2)["posterior"]["u"]
-    argument = "" if is_frame or plate == "site" else "_dim"  # where an argument is called so too
-    assert u.dims[-1] == f"{plate}{argument}"
-    assert list(u[u.dims[-1]].values) == (WARDS if plate == "ward" else [0, 1, 2])
-
-
-@pytest.mark.parametrize("is_frame", [True, False])
-def test_a_plate_of_the_rows_has_none_of_the_labels(is_frame):
-    def one_each(ward, y=None):
-        with numpyro.plate("ward", len(ward)):
-            theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
-            numpyro.sample("y", dist.Normal(theta + 0.0 * jnp.ravel(ward), 1.0), obs=y)
-
-    column = pd.Series(wards([2, 0, 1]), name="ward")
-    given = column.to_frame() if is_frame else column
-    fit = pg.fit(one_each, pg.Laplace(), 0, given, y=np.array([0.0, 1.0, 2.0]))
-    theta = fit.to_datatree(num_draws=2)["posterior"]["theta"]
-    assert theta.shape[-1] == 3 and list(theta[theta.dims[-1]].values) == [0, 1, 2]
 
 
 def test_a_saved_fit_keeps_them_but_for_the_rows(tmp_path):

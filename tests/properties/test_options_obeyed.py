@@ -17,8 +17,8 @@ from ppl_gp.cli import app
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.point import infer_hyper
 from ppl_gp.local.method import LocalMethod
+from ppl_gp.report import effects as part_plots
 from ppl_gp.report import pictures as plots
-from ppl_gp.report import slices as part_plots
 from ppl_gp.report import slices as slice_plots
 from ppl_gp.results.fit import Fit
 

@@ -6,7 +6,6 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 import pytest
-from numpyro.handlers import condition
 
 import ppl_gp as pg
 
@@ -58,20 +57,3 @@ def test_names_of_a_frame_and_bad_arguments():
 
     with pytest.raises(pg.ModelError, match="no draws"):
         pg.sample_prior(improper, 0, X)
-
-
-def pair(X, y=None, z=None):
-    s = numpyro.sample("s", dist.LogNormal(-1.0, 1.0))
-    w = numpyro.sample("w", dist.Normal(0.0, s))
-    numpyro.factor("penalty", -(w**2))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Normal(w * X, 0.3), obs=y)
-        numpyro.sample("z", dist.Poisson(jnp.exp(w * X)), obs=z)
-
-
-@pytest.mark.parametrize("given", [{}, {"y": np.zeros(6)}, {"z": np.zeros(6, int)}])
-@pytest.mark.parametrize("held", [{}, {"s": 0.5}])
-def test_what_would_be_observed_is_no_parameter_whatever_is_observed_beside_it(given, held):
-    tree = pg.sample_prior(condition(pair, data=held), 0, X, num_samples=3, **given)
-    assert set(tree["prior"].data_vars) == {"s", "w"} - {*held}
-    assert set(tree["prior_predictive"].data_vars) == {"y", "z", *held}

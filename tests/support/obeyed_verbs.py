@@ -16,7 +16,7 @@ from small_fits import HYPER, classifier, made_fit
 
 import ppl_gp as pg
 from ppl_gp.infer.mcmc import nuts
-from ppl_gp.report.slices import plot_components
+from ppl_gp.report.effects import plot_components
 
 RUNS = "test_long_runs::test_"
 matplotlib.use("Agg")

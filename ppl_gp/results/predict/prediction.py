@@ -186,8 +186,11 @@ class Prediction(eqx.Module):
         return (question := _question(self)).ask(question, _ends(level))
 
     def _repr_html_(self) -> str | None:
-        """As notebooks show it: without intervals, which may take seconds. None without a fit."""
-        return self.to_frame(None)._repr_html_() if hasattr(self, "_question") else None
+        """As notebooks show it: without intervals, which may take seconds. None without a table."""
+        try:
+            return self.to_frame(None)._repr_html_()
+        except DataError:
+            return None
 
     def to_frame(self, level: float | None = 0.9) -> "pd.DataFrame":
         """Make a pandas table with one row per row of X_new.
