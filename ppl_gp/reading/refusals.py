@@ -198,29 +198,23 @@ def _left_out(model: Callable, args: tuple, kwargs: dict, trace: dict) -> str | 
     """The argument that is `None` and would be observed, shown by a run with it given; `y`, as
     observations are called by convention, where that cannot be shown and there is no factor.
     """
-    while isinstance(model, Messenger):
-        model = model.fn
+    shown = observed_if_given(model, args, kwargs, trace)
+    first = next((p for p, sites in shown.items() if sites), None)
+    return first or ("y" if "y" in shown and not roles(trace).observed else None)
+
+
+def observed_if_given(model: Callable, args: tuple, kwargs: dict, trace: dict) -> dict[str, list]:
+    """{argument that is `None`: the sites that would observe it}; a run with each site's own value
+    given shows them.
+    """
     try:
         bound = inspect.signature(model).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        return None
+        return {}
     bound.apply_defaults()
+    free = [k for k, s in trace.items() if s["type"] == "sample" and not is_observed(s)]
     absent = [p for p, value in bound.arguments.items() if value is None]
-    found = roles(trace)
-    free = (*found.local_latents, *found.hyper)
-    shown = (p for p in absent for k in free if _is_observed_as(k, p, model, bound, trace))
-    return next(shown, "y" if "y" in absent and not found.observed else None)
-
-
-def observed_if_given(model: Callable, args: tuple, kwargs: dict, trace: dict) -> tuple[str, list]:
-    """(the argument that would be observed, the sites that would observe it) of a model without
-    observations; a run with each site's own value given shows them.
-    """
-    name = _left_out(model, args, kwargs, trace) or "y"
-    bound = inspect.signature(model).bind(*args, **kwargs)
-    bound.apply_defaults()
-    free = (k for k, s in trace.items() if s["type"] == "sample" and not is_observed(s))
-    return name, [k for k in free if _is_observed_as(k, name, model, bound, trace)]
+    return {p: [k for k in free if _is_observed_as(k, p, model, bound, trace)] for p in absent}
 
 
 def _is_observed_as(site: str, argument: str, model, bound: Any, trace: dict) -> bool:

@@ -15,11 +15,11 @@ from ppl_gp.draws import Draws, Moments, mixture
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, mask_of
 from ppl_gp.quick import full_jit
-from ppl_gp.reading.arguments import as_arrays, named_arrays
+from ppl_gp.reading.arguments import argument_names, as_arrays, named_arrays
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import declare, own_function
 from ppl_gp.reading.refusals import observed_if_given, of_the_model
-from ppl_gp.reading.roles import is_factor, is_gp, is_observed, roles
+from ppl_gp.reading.roles import is_factor, is_gp, is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results import tree_groups
 from ppl_gp.results.integrals.latents import densities_without_labels
@@ -183,16 +183,16 @@ def sample_prior(
     rng_key : int or jax.Array
         A seed or a key.
     *args, **kwargs
-        The arguments of the model. `y` may be left out if one site observes it.
+        The arguments of the model. Observations may be left out if one site observes each.
     num_samples : int, default 1000
         The number of draws.
 
     Returns
     -------
     xarray.DataTree
-        `prior` (each site, and deterministic ones), `prior_predictive` (y) and `constant_data` (the
-        inputs). Chain and draw are the first dimensions, and frames give their names as in
-        `to_datatree`.
+        `prior` (each site, and deterministic ones), `prior_predictive` (the sites of observations)
+        and `constant_data` (the inputs). Chain and draw are the first dimensions, and frames give
+        their names as in `to_datatree`.
 
     Raises
     ------
@@ -220,15 +220,16 @@ def sample_prior(
     key, model = as_key(rng_key, "sample_prior(model, 0, X)"), own_function(model)
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
-    declared = declare(model, args, kwargs)
-    trace = run(declared, args, kwargs)
-    if not roles(trace).observed:
-        y, seen = observed_if_given(model, args, kwargs, trace)
-        kwargs |= {y: trace[seen[0]]["value"]} if len(seen) == 1 else {}
-        declared = declare(model, args, kwargs)
-        trace = run(declared, args, kwargs)
+    trace = run(declare(model, args, kwargs), args, kwargs)
+    seen = observed_if_given(model, args, kwargs, trace)
+    y = {p: trace[own[0]]["value"] for p, own in seen.items() if len(own) == 1}
+    places = argument_names(model, len(args))
+    given = tuple(y.pop(k, x) for k, x in zip(places, args, strict=True)), kwargs | y
+    declared = declare(model, *given)
+    trace = run(declared, *given)  # with observations, which tell what is along the data
+    outputs = tuple(label_of(k, trace) for k in observed_names(trace))
     try:
-        drawn = tree_groups.prior_draws(declared, args, kwargs, key, int(num_samples))
+        drawn = tree_groups.prior_draws(declared, args, kwargs, key, int(num_samples), outputs)
     except NotImplementedError as error:
         raise ModelError(
             "sample_prior: a prior of the model has no draws (an improper prior, or a distribution "

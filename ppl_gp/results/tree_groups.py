@@ -247,8 +247,12 @@ def _after(model, values: dict, args, kwargs, key) -> dict:
 
 
 @full_jit
-def prior_draws(model, args, kwargs, key, num_draws: int) -> dict:
-    """`prior` and `prior_predictive` of a model with its observations."""
+def prior_draws(
+    model, args, kwargs, key, num_draws: int, outputs: tuple[str, ...] = ()
+) -> dict[str, dict]:
+    """`prior` and `prior_predictive` of a model with its observations, or where they are absent: of
+    the sites `outputs`.
+    """
 
     def one(key):
         key, key_y = random.split(key)
@@ -257,9 +261,10 @@ def prior_draws(model, args, kwargs, key, num_draws: int) -> dict:
         own = {k: s for k, s in drawn.items() if s["type"] in ("sample", "deterministic")}
         # not observations, nor draws where these are missing
         seen = lambda k: is_missing_part(k, drawn) or f"{k}_unobserved" in drawn  # noqa: E731
-        free = {k: jnp.asarray(s["value"]) for k, s in own.items() if not is_observed(s)}
-        free = {k: x for k, x in free.items() if not seen(k)}
-        return {"prior": free, "prior_predictive": _replicated(drawn, key_y)}
+        free = {k: s for k, s in own.items() if not (is_observed(s) or seen(k))}
+        free = {label_of(k, drawn): jnp.asarray(s["value"]) for k, s in free.items()}
+        new = {k: free.pop(k) for k in outputs if k in free}
+        return {"prior": free, "prior_predictive": new | _replicated(drawn, key_y)}
 
     return lax.map(one, random.split(key, num_draws))
 

@@ -43,6 +43,50 @@ def test_draws_of_a_prior():
     assert seen["prior_predictive"]["y"].shape == (1, 5, 6) and "y" not in seen["prior"]
 
 
+def two_outputs(X, first=None, second=None):
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        u = numpyro.sample("u", dist.Normal(a * X, 0.5), obs=first)
+        numpyro.sample("v", dist.Normal(2.0 * u, 0.5), obs=second)
+
+
+def test_outputs_that_are_left_out_are_drawn_together():
+    """Each draw of v follows its own draw of u, and u its own a: nothing is held at one draw."""
+    tree = pg.sample_prior(two_outputs, 0, X, num_samples=4000)
+    assert set(tree["prior"].data_vars) == {"a"}
+    assert set(tree["prior_predictive"].data_vars) == {"u", "v"}
+    assert set(tree["constant_data"].data_vars) == {"X"}
+    assert tree["prior_predictive"]["v"].dims[-1] == "data"
+    a, u, v = (
+        tree[group][k].values[0]
+        for group, k in (("prior", "a"), ("prior_predictive", "u"), ("prior_predictive", "v"))
+    )
+    for parts in (u - a[:, None] * X, v - 2.0 * u):
+        np.testing.assert_allclose(np.std(parts, 0), 0.5, rtol=0.05)
+    np.testing.assert_allclose(np.std(u, 0), np.sqrt(X**2 + 0.25), rtol=0.05)
+    beside = pg.sample_prior(two_outputs, 0, X, None, np.ones(6), num_samples=5)
+    assert set(beside["prior_predictive"].data_vars) == {"u", "v"}
+
+
+@pytest.mark.parametrize("beside", ("a condition", "a factor", "a mask", "y by position"))
+def test_observations_left_out_are_no_latents_whatever_else_is_known(beside):
+    def own(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        if beside == "a factor":
+            numpyro.factor("penalty", -0.5 * b**2)
+        with numpyro.plate("data", X.shape[0]):
+            mask = X < 2.0 if beside == "a mask" else None
+            numpyro.sample("y", dist.Normal(b * X, 0.5), obs=y, obs_mask=mask)
+
+    held = numpyro.handlers.condition(own, {"b": 2.0}) if beside == "a condition" else own
+    given = (X, None) if beside == "y by position" else (X,)
+    tree = pg.sample_prior(held, 0, *given, num_samples=2000)
+    y = tree["prior_predictive"]["y"]
+    assert y.shape == (1, 2000, 6) and "y" not in tree.get("prior", {})
+    spread = 0.5 if beside == "a condition" else np.sqrt(X**2 + 0.25)
+    np.testing.assert_allclose(np.std(y.values[0], 0), spread, rtol=0.08)
+
+
 def test_names_of_a_frame_and_bad_arguments():
     rows = [f"r{i}" for i in range(6)]
     tree = pg.sample_prior(model, 1, pd.Series(X, index=rows, name="time"), num_samples=2)
