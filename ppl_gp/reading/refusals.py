@@ -198,23 +198,34 @@ def _left_out(model: Callable, args: tuple, kwargs: dict, trace: dict) -> str | 
     """The argument that is `None` and would be observed, shown by a run with it given; `y`, as
     observations are called by convention, where that cannot be shown and there is no factor.
     """
-    shown = observed_if_given(model, args, kwargs, trace)
-    first = next((p for p, sites in shown.items() if sites), None)
-    return first or ("y" if "y" in shown and not roles(trace).observed else None)
+    (bound, absent), found = _absent(model, args, kwargs), roles(trace)
+    free = (*found.local_latents, *found.hyper)
+    shown = (p for p in absent for k in free if _is_observed_as(k, p, model, bound, trace))
+    return next(shown, "y" if "y" in absent and not found.observed else None)
 
 
-def observed_if_given(model: Callable, args: tuple, kwargs: dict, trace: dict) -> dict[str, list]:
-    """{argument that is `None`: the sites that would observe it}; a run with each site's own value
-    given shows them.
-    """
+def _absent(model: Callable, args: tuple, kwargs: dict) -> tuple[Any, list[str]]:
+    """(the arguments bound to the model's signature, which of them are `None`)."""
     try:
         bound = inspect.signature(model).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        return {}
+        return None, []
     bound.apply_defaults()
+    return bound, [p for p, value in bound.arguments.items() if value is None]
+
+
+def with_outputs(model: Any, args: tuple, kwargs: dict, trace: dict) -> tuple[tuple, dict]:
+    """The arguments, with observations in place of `None` where a site that no other site sees
+    would observe them; a run with its own value given shows it.
+    """
+    bound, absent = _absent(model, args, kwargs)
     free = [k for k, s in trace.items() if s["type"] == "sample" and not is_observed(s)]
-    absent = [p for p, value in bound.arguments.items() if value is None]
-    return {p: [k for k in free if _is_observed_as(k, p, model, bound, trace)] for p in absent}
+    for p in absent:
+        shown = (k for k in free if _is_observed_as(k, p, model, bound, trace))
+        if own := next((k for k in shown if not is_used(model, k, args, kwargs)), None):
+            bound.arguments[p] = trace[own]["value"]
+            free.remove(own)
+    return (bound.args, bound.kwargs) if absent else (args, kwargs)
 
 
 def _is_observed_as(site: str, argument: str, model, bound: Any, trace: dict) -> bool:

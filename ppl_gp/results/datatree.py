@@ -15,10 +15,10 @@ from ppl_gp.draws import Draws, Moments, mixture
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, mask_of
 from ppl_gp.quick import full_jit
-from ppl_gp.reading.arguments import argument_names, as_arrays, named_arrays
+from ppl_gp.reading.arguments import as_arrays, named_arrays
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import declare, own_function
-from ppl_gp.reading.refusals import observed_if_given, of_the_model
+from ppl_gp.reading.refusals import of_the_model, with_outputs
 from ppl_gp.reading.roles import is_factor, is_gp, is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results import tree_groups
@@ -183,16 +183,17 @@ def sample_prior(
     rng_key : int or jax.Array
         A seed or a key.
     *args, **kwargs
-        The arguments of the model. Observations may be left out if one site observes each.
+        The arguments of the model. Observations may be left out.
     num_samples : int, default 1000
         The number of draws.
 
     Returns
     -------
     xarray.DataTree
-        `prior` (each site, and deterministic ones), `prior_predictive` (the sites of observations)
-        and `constant_data` (the inputs). Chain and draw are the first dimensions, and frames give
-        their names as in `to_datatree`.
+        `prior` (each site, and deterministic ones), `prior_predictive` (y) and `constant_data` (the
+        inputs). Chain and draw are the first dimensions, and frames give their names as in
+        `to_datatree`. Observations that are left out are in `prior_predictive` if no other site
+        sees them; what sees observations that are given is drawn given these.
 
     Raises
     ------
@@ -220,11 +221,8 @@ def sample_prior(
     key, model = as_key(rng_key, "sample_prior(model, 0, X)"), own_function(model)
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
-    trace = run(declare(model, args, kwargs), args, kwargs)
-    seen = observed_if_given(model, args, kwargs, trace)
-    y = {p: trace[own[0]]["value"] for p, own in seen.items() if len(own) == 1}
-    places = argument_names(model, len(args))
-    given = tuple(y.pop(k, x) for k, x in zip(places, args, strict=True)), kwargs | y
+    first = declare(model, args, kwargs)
+    given = with_outputs(first, args, kwargs, run(first, args, kwargs))
     declared = declare(model, *given)
     trace = run(declared, *given)  # with observations, which tell what is along the data
     outputs = tuple(label_of(k, trace) for k in observed_names(trace))

@@ -247,11 +247,9 @@ def _after(model, values: dict, args, kwargs, key) -> dict:
 
 
 @full_jit
-def prior_draws(
-    model, args, kwargs, key, num_draws: int, outputs: tuple[str, ...] = ()
-) -> dict[str, dict]:
-    """`prior` and `prior_predictive` of a model with its observations, or where they are absent: of
-    the sites `outputs`.
+def prior_draws(model, args, kwargs, key, num_draws: int, outputs: tuple[str, ...] = ()) -> dict:
+    """`prior` and `prior_predictive`: a draw of each site that is observed, and the sites `outputs`
+    where they are not.
     """
 
     def one(key):
@@ -259,12 +257,13 @@ def prior_draws(
         with handlers.block():
             drawn = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
         own = {k: s for k, s in drawn.items() if s["type"] in ("sample", "deterministic")}
+        new = _replicated(drawn, key_y)
+        left_out = {k: jnp.asarray(own[k]["value"]) for k in outputs if k in own and k not in new}
         # not observations, nor draws where these are missing
         seen = lambda k: is_missing_part(k, drawn) or f"{k}_unobserved" in drawn  # noqa: E731
-        free = {k: s for k, s in own.items() if not (is_observed(s) or seen(k))}
-        free = {label_of(k, drawn): jnp.asarray(s["value"]) for k, s in free.items()}
-        new = {k: free.pop(k) for k in outputs if k in free}
-        return {"prior": free, "prior_predictive": new | _replicated(drawn, key_y)}
+        free = {k: jnp.asarray(s["value"]) for k, s in own.items() if not is_observed(s)}
+        free = {k: x for k, x in free.items() if not (seen(k) or label_of(k, drawn) in left_out)}
+        return {"prior": free, "prior_predictive": new | left_out}
 
     return lax.map(one, random.split(key, num_draws))
 

@@ -43,48 +43,66 @@ def test_draws_of_a_prior():
     assert seen["prior_predictive"]["y"].shape == (1, 5, 6) and "y" not in seen["prior"]
 
 
-def two_outputs(X, first=None, second=None):
-    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+def outcomes(X, first=None, second=None, third=None, level=None):
+    """A level that may be given, an output that the next one sees, and two that nothing sees."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0), obs=level)
     with numpyro.plate("data", X.shape[0]):
         u = numpyro.sample("u", dist.Normal(a * X, 0.5), obs=first)
         numpyro.sample("v", dist.Normal(2.0 * u, 0.5), obs=second)
+        numpyro.sample("w", dist.Normal(-u, 0.5), obs=third)
 
 
-def test_outputs_that_are_left_out_are_drawn_together():
+@pytest.mark.parametrize("given", ((), (None, np.ones(6)), (None, None, np.ones(6))))
+def test_outputs_that_are_left_out_are_drawn_with_the_model(given):
     """Each draw of v follows its own draw of u, and u its own a: nothing is held at one draw."""
-    tree = pg.sample_prior(two_outputs, 0, X, num_samples=4000)
-    assert set(tree["prior"].data_vars) == {"a"}
-    assert set(tree["prior_predictive"].data_vars) == {"u", "v"}
-    assert set(tree["constant_data"].data_vars) == {"X"}
-    assert tree["prior_predictive"]["v"].dims[-1] == "data"
-    a, u, v = (
-        tree[group][k].values[0]
-        for group, k in (("prior", "a"), ("prior_predictive", "u"), ("prior_predictive", "v"))
-    )
-    for parts in (u - a[:, None] * X, v - 2.0 * u):
-        np.testing.assert_allclose(np.std(parts, 0), 0.5, rtol=0.05)
+    tree = pg.sample_prior(outcomes, 0, X, *given, num_samples=4000)
+    assert set(tree["prior"].data_vars) == {"a", "u"}
+    assert set(tree["prior_predictive"].data_vars) == {"v", "w"}
+    a, u = (tree["prior"][k].values[0] for k in "au")
+    v, w = (tree["prior_predictive"][k].values[0] for k in "vw")
+    for part in (u - a[:, None] * X, v - 2.0 * u, w + u):
+        np.testing.assert_allclose(np.std(part, 0), 0.5, rtol=0.05)
     np.testing.assert_allclose(np.std(u, 0), np.sqrt(X**2 + 0.25), rtol=0.05)
-    beside = pg.sample_prior(two_outputs, 0, X, None, np.ones(6), num_samples=5)
-    assert set(beside["prior_predictive"].data_vars) == {"u", "v"}
+    assert set(tree["constant_data"].data_vars) == {"X"}
 
 
-@pytest.mark.parametrize("beside", ("a condition", "a factor", "a mask", "y by position"))
+def test_a_site_that_sees_a_masked_output_sees_the_draw_that_is_filed():
+    def own(X, mask, first=None, y=None):
+        with numpyro.plate("data", X.shape[0]):
+            u = numpyro.sample("u", dist.Normal(X, 2.0), obs=first, obs_mask=mask)
+            numpyro.sample("y", dist.Normal(u, 0.5), obs=y)
+
+    tree = pg.sample_prior(own, 0, X, X < 2.0, num_samples=2000)
+    beside = tree["prior_predictive"]["y"] - tree["prior"]["u"]
+    np.testing.assert_allclose(beside.std(("chain", "draw")), 0.5, rtol=0.08)
+
+
+BESIDE = ("a condition", "a factor", "a mask", "another name for it", "another output")
+
+
+@pytest.mark.parametrize("beside", BESIDE)
 def test_observations_left_out_are_no_latents_whatever_else_is_known(beside):
-    def own(X, y=None):
+    def own(X, shares=None, counts=None, z=None):
+        if shares is not None and counts is not None:
+            raise ValueError("one of the two")
         b = numpyro.sample("b", dist.Normal(0.0, 1.0))
         if beside == "a factor":
             numpyro.factor("penalty", -0.5 * b**2)
+        if beside == "another output":
+            numpyro.sample("z", dist.Normal(X, 0.5).to_event(1), obs=z)
+        mask = X < 2.0 if beside == "a mask" else None
         with numpyro.plate("data", X.shape[0]):
-            mask = X < 2.0 if beside == "a mask" else None
+            y = shares if counts is None else counts
             numpyro.sample("y", dist.Normal(b * X, 0.5), obs=y, obs_mask=mask)
 
     held = numpyro.handlers.condition(own, {"b": 2.0}) if beside == "a condition" else own
-    given = (X, None) if beside == "y by position" else (X,)
-    tree = pg.sample_prior(held, 0, *given, num_samples=2000)
+    given = {"z": X} if beside == "another output" else {}
+    tree = pg.sample_prior(held, 0, X, **given, num_samples=2000)
     y = tree["prior_predictive"]["y"]
-    assert y.shape == (1, 2000, 6) and "y" not in tree.get("prior", {})
-    spread = 0.5 if beside == "a condition" else np.sqrt(X**2 + 0.25)
+    assert y.dims == ("chain", "draw", "data") and "y" not in tree.get("prior", {})
+    b, spread = (2.0, 0.5) if beside == "a condition" else (0.0, np.sqrt(X**2 + 0.25))
     np.testing.assert_allclose(np.std(y.values[0], 0), spread, rtol=0.08)
+    np.testing.assert_allclose(np.mean(y.values[0], 0), b * X, atol=0.3)
 
 
 def test_names_of_a_frame_and_bad_arguments():
