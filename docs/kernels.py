@@ -299,7 +299,8 @@ plt.show()
 # ## A kernel of your own
 #
 # If no combination says what you believe, write a kernel. Any function of two arrays of inputs that returns their covariance matrix works
-# in `pg.GP`, and kernels of tinygp do too. Wrap it in `pg.kernels.as_kernel` to add or multiply it. To give it parameters, define
+# in `pg.GP`, and kernels of tinygp do too. The arrays have the shape of the `X` that you pass: (N, D), or (N,) for a single input. The
+# `jnp.reshape` below makes both (N,) and (N, 1) work. Wrap it in `pg.kernels.as_kernel` to add or multiply it. To give it parameters, define
 # the function inside the model, or write a class:
 
 
@@ -353,7 +354,7 @@ plt.show()
 # %% [markdown]
 # ## Numerical advice
 #
-# A covariance matrix can be so close to singular that its factorisation fails. The package adds a tiny variance to the diagonal for that, the
+# A covariance matrix can be so close to singular that its factorisation fails. The package adds a tiny variance to the diagonal to prevent that, the
 # [jitter](glossary.md#jitter). Most trouble comes from a length scale that does not suit the inputs. `pg.check` compares both before a fit.
 
 

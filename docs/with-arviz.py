@@ -132,7 +132,7 @@ plt.show()
 # %% [markdown]
 # **All is well** if the posterior is narrower than the prior and inside it.
 #
-# **Trouble:** a posterior equal to the prior says that the data know nothing about the parameter. A posterior at the edge of the prior says that
+# **Trouble:** a posterior equal to the prior means that the data say nothing about the parameter. A posterior at the edge of the prior says that
 # they disagree, and you should reconsider the prior.
 #
 # `psense_summary` asks the related question of how much the posterior changes if the prior or the likelihood counts a little more or less.

@@ -43,7 +43,7 @@ plt.scatter(x, y / exposure, s=exposure, c="grey", alpha=0.4, label="count / exp
 plt.gca().set(
     title="A rate from counts of different exposure (area of the dots)",
     xlabel="x",
-    ylabel="events a unit",
+    ylabel="events per unit",
 )
 plt.legend()
 plt.show()

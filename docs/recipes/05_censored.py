@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Censored observations
 #
-# A detector saturates at 1. Of a larger value you know only that it is larger. The likelihood of such a row is the probability of a value
+# A detector saturates at 1. If a value is larger, you know only that. The likelihood of such a row is the probability of a value
 # above 1, and you can write it as a distribution of your own. A flag with one value per row says which rows are saturated.
 #
 # At prediction the flag is zero, because you want the value itself, not what the detector would show.

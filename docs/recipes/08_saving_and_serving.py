@@ -2,7 +2,7 @@
 # # Saving a fit and serving predictions
 #
 # You fit once, and another process answers requests. `fit.save` writes to one file what prediction needs. The file has no observations and
-# no pickle. `pg.load` reads it, together with the source of the model.
+# no pickle. `pg.load(path, classifier)` takes the file and the model function, because the file contains no code.
 #
 # The first prediction with a given number of rows compiles, and later ones with as many rows do not. Pad requests to a few sizes.
 
@@ -45,7 +45,7 @@ for _ in range(20):
     np.asarray(served.predict(rng.normal(size=(64, 2))).probs)
     seconds.append(time.perf_counter() - start)
 plt.semilogy(range(1, 21), seconds, "o")
-plt.gca().set(title="64 rows a request: the first one compiles", xlabel="request", ylabel="seconds")
+plt.gca().set(title="64 rows per request: the first one compiles", xlabel="request", ylabel="seconds")
 plt.show()
 
 # %%

@@ -40,7 +40,7 @@ above = 1.0 / (1.0 + np.exp(-np.asarray(fit.posterior["f"](new).mean)))
 # %%
 figure, (top, bottom) = plt.subplots(2, 1, sharex=True, layout="constrained")
 top.plot(x, y > 0, "k|", label="above zero or not")
-top.plot(new, above, label="its probability")
+top.plot(new, above, label="its probability at the mean of f")
 top.set(title="A hurdle ...", ylabel="probability")
 bottom.plot(x, y, "k.", label="counts")
 bottom.plot(new, found.mean, label="expected count")
@@ -72,5 +72,5 @@ def counts(X, y=None):
 
 apart = pg.fit(gate, pg.Laplace(), 0, x, y=(y > 0).astype(int)).log_evidence
 apart += pg.fit(counts, pg.Laplace(), 0, x[y > 0], y=y[y > 0]).log_evidence
-print(f"log evidence {fit.log_evidence:.6f}, of the two halves fitted apart {apart:.6f}")
+print(f"log evidence {fit.log_evidence:.6f}, of the two halves fitted separately {apart:.6f}")
 assert abs(fit.log_evidence - apart) < 1e-4

@@ -29,7 +29,7 @@ kernel = pg.kernels.WithDerivatives(pg.kernels.RBF(2.0, 2.0))
 
 
 def rising(X, y=None):
-    slope = X[:, -1] > 0  # the last column says what a row stands for
+    slope = X[:, -1] > 0  # the last column says what a row represents
     f = numpyro.sample("f", pg.GP(kernel, X))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y, obs_mask=~slope)

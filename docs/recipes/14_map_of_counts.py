@@ -18,7 +18,7 @@ jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(0)
 side = np.arange(14.0)
 cells = np.stack([a.ravel() for a in np.meshgrid(side, side)], 1)
-truth = 0.8 * np.sin(cells[:, 0] / 3.0) * np.cos(cells[:, 1] / 4.0) - 1.0  # log events a person
+truth = 0.8 * np.sin(cells[:, 0] / 3.0) * np.cos(cells[:, 1] / 4.0) - 1.0  # log events per person
 people = rng.uniform(5.0, 60.0, len(cells))
 visited = rng.uniform(size=len(cells)) < 0.7
 S, exposure = cells[visited], people[visited]
@@ -50,12 +50,16 @@ for ax, (title, rate) in zip(axes, panels.items(), strict=True):
     image = ax.imshow(np.asarray(rate).reshape(14, 14), origin="lower", vmin=0.0, vmax=1.0)
     ax.set(title=title, xlabel="east")
 axes[0].set_ylabel("north")
-figure.colorbar(image, ax=axes, label="events a person")
+figure.colorbar(image, ax=axes, label="events per person")
 plt.show()
+
+# %% [markdown]
+# At the mode, the derivative of the log posterior with respect to the level is zero. It is the number of events, less the expected number, less
+# level / 9 from the prior. The last cell checks this, and counts the true log rates that are inside their 90 % band.
 
 # %%
 rate = exposure * np.exp(np.asarray(fit.latent["eta"].mean))
 score = y.sum() - rate.sum() - float(fit.sites["level"].mean) / 3.0**2
-inside = np.mean((truth > found.f_quantiles[0]) & (truth < found.f_quantiles[1])[...,])
+inside = np.mean((truth > found.f_quantiles[0]) & (truth < found.f_quantiles[1]))
 print(f"score of the level at the mode {score:.1e}; {inside:.0%} of true rates in their 90 % band")
 assert abs(score) < 1e-3 and inside > 0.75

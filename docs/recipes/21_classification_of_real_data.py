@@ -8,6 +8,7 @@
 # The data are the breast tumours of scikit-learn: 569 rows, of which 212 are malignant. This page
 # uses two columns, the mean texture and the mean smoothness. It trains on 200 rows with `EP()`, and
 # tests on the other 369. Two weak columns make the task harder than it is with all 30.
+# This page needs scikit-learn: `pip install ".[sklearn]"`.
 
 # %%
 import jax

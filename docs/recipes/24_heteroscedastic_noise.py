@@ -52,6 +52,7 @@ fit = pg.fit(varying, pg.VI(), 0, x[train], y=y[train])
 same = pg.fit(constant, pg.Laplace(), 0, x[train], y=y[train])
 new = np.linspace(0.0, 100.0, 200)
 found, flat = fit.predict(new), same.predict(new)
+# a row per function, named by the terms that it adds up: the log noise is the GP g plus its level
 noise = np.exp(np.asarray(found.f_mean)[fit.functions.index("g + level")])
 print("noise at 0 and at 100 °C:", noise[[0, -1]].round(2), "truth", true_noise(new[[0, -1]]))
 print(f"one noise for all: {float(same.hyper['noise']):.2f}")

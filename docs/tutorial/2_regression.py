@@ -195,7 +195,10 @@ new.join(prediction.to_frame(0.9).round(1))
 
 # %% [markdown]
 # `mean` and `sd` describe a new waiting time. `f_mean` and `f_sd` describe the expected waiting
-# time, without noise. At 10 o'clock you wait longer than at 13 o'clock in clinic A, and longer than
+# time, without noise. In chapter 1 you added 24 to `f_mean`, because that model had one GP and a
+# known number. Here several terms are integrated together, so `f_mean` is their sum, with the level.
+#
+# At 10 o'clock you wait longer than at 13 o'clock in clinic A, and longer than
 # at the same hour in clinic E. All intervals have about the same width, because the noise dominates
 # them.
 

@@ -208,7 +208,7 @@ plt.show()
 
 # %% [markdown]
 # In the table, `mean` is the expected count and the last columns describe the linear predictor, on
-# the log scale. The interval contains whole numbers, since these are quantiles of counts. The
+# the log scale. The ends of the interval are whole numbers, because they are quantiles of counts. The
 # picture has two clinics with two doctors, and as points all rows with two doctors, of any clinic.
 # The intervals are wider where the mean is larger, as counts require.
 

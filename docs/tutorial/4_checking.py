@@ -210,8 +210,9 @@ for name, loo in scores.items():
 # behind it, in either order. The effective number of parameters `p` is near a hundred for the
 # Poisson model, nearly one per row. Such a model memorises its data.
 #
-# *k-hat* says how far the posterior would move if the row were left out. Below 0.7 it hardly moves.
-# For the Poisson model it is large in many rows, which is the same
+# *k-hat* says whether weighted draws of the fit can represent the posterior without that row. Below
+# 0.7 they can. Above 0.7 they cannot, because the row has much influence or the Gaussian
+# approximation is poor. For the Poisson model it is large in many rows, which is the same
 # message again: each row determines its own value of the function.
 
 # %%

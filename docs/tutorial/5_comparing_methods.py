@@ -116,10 +116,11 @@ for name, method in methods.items():
     fits[name] = fit
 
 # %% [markdown]
-# The first line is the last one of `pg.check`: the methods that fit this model. Only `method`
-# changes from fit to fit. The fourth line is Laplace again, with hyperparameters that are
+# The first output lists the methods that fit this model. Then each fit has a line, and only
+# `method` changes from fit to fit. The line `Grid` is Laplace again, with hyperparameters that are
 # integrated. We come back to it below. `throw=False` returns a fit also if it did not succeed, so
-# that you can look at its `result`. A short chain may end as `not_mixed`.
+# that you can look at its `result`. A short chain may end as `not_mixed`. Then do not judge the
+# other methods by it: fit again with more warm-up and samples.
 
 # %% [markdown]
 # ## The table
@@ -148,7 +149,7 @@ print(comparison)
 # Read it from top to bottom. The importance-sampled truth is an estimate of the exact log evidence
 # at the hyperparameters of that fit, with a standard error. EP and VI agree with it, and Laplace is
 # off by a few hundredths of a nat, which has no practical consequence. Fits that integrate the
-# hyperparameters are blank in this row.
+# hyperparameters have a dash in this row, because they have no single evidence.
 #
 # The *k-hat* of q(f) judges the Gaussian approximation q by its weights against the model. It is
 # far below 0.7, so q is close to the posterior at these hyperparameters. The test log densities are

@@ -112,7 +112,7 @@ report.pivot(index="clinic", columns="hour", values="text")
 
 # %% [markdown]
 # Each cell has the expected waiting time in minutes and the interval that contains a new value with
-# 90 %. The columns of `new` may come in any order, because a fit selects them by name. The longest
+# a probability of 90 %. The columns of `new` may come in any order, because a fit selects them by name. The longest
 # waits are at 10 o'clock in clinic D.
 
 # %% [markdown]
@@ -158,8 +158,8 @@ print("groups:", ", ".join(tree.children))
 print("posterior:", dict(tree["posterior"].sizes))
 
 # %% [markdown]
-# You can store the tree with `tree.to_netcdf`, if a netCDF library is installed. See
-# [ArviZ](../with-arviz.py) for plots and checks.
+# You can store the tree with `tree.to_netcdf("waiting.nc", engine="h5netcdf")`. The library is
+# installed with ppl_gp. See [ArviZ](../with-arviz.py) for plots and checks.
 
 # %% [markdown]
 # ## Save and load

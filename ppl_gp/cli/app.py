@@ -2,6 +2,7 @@
 
 import functools
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -267,18 +268,10 @@ def demo(
     seed: Seed = 0,
 ):
     """One classifier of two real data sets by several methods: table, pictures, and verdicts."""
-    location, effort = model or _repository_model(), Effort(1, num_warmup, num_samples, num_chains)
-    return run_demo(load_model(location), out, parse(methods), effort, num_train, seed)
-
-
-def _repository_model() -> str:
-    path = Path(__file__).parents[2] / "models" / "classification.py"
-    if not path.is_file():
-        raise DataError(
-            "the demo's model is in the repository's models/; run it in a clone, or give --model "
-            "MODEL.py:NAME."
-        )
-    return f"{path}:binary"
+    own = find_spec("ppl_gp.models.classification")  # in a wheel and in a clone
+    effort = Effort(1, num_warmup, num_samples, num_chains)
+    declared = load_model(model or f"{own and own.origin}:binary")
+    return run_demo(declared, out, parse(methods), effort, num_train, seed)
 
 
 def require_same_run(saved: Path, fit: Fit, preparation: Preparation) -> None:

@@ -66,17 +66,6 @@ def test_outputs_that_are_left_out_are_drawn_with_the_model(given):
     assert set(tree["constant_data"].data_vars) == {"X"}
 
 
-def test_a_site_that_sees_a_masked_output_sees_the_draw_that_is_filed():
-    def own(X, mask, first=None, y=None):
-        with numpyro.plate("data", X.shape[0]):
-            u = numpyro.sample("u", dist.Normal(X, 2.0), obs=first, obs_mask=mask)
-            numpyro.sample("y", dist.Normal(u, 0.5), obs=y)
-
-    tree = pg.sample_prior(own, 0, X, X < 2.0, num_samples=2000)
-    beside = tree["prior_predictive"]["y"] - tree["prior"]["u"]
-    np.testing.assert_allclose(beside.std(("chain", "draw")), 0.5, rtol=0.08)
-
-
 BESIDE = ("a condition", "a factor", "a mask", "another name for it", "another output")
 
 
