@@ -45,7 +45,9 @@ for _ in range(20):
     np.asarray(served.predict(rng.normal(size=(64, 2))).probs)
     seconds.append(time.perf_counter() - start)
 plt.semilogy(range(1, 21), seconds, "o")
-plt.gca().set(title="64 rows per request: the first one compiles", xlabel="request", ylabel="seconds")
+plt.gca().set(
+    title="64 rows per request: the first one compiles", xlabel="request", ylabel="seconds"
+)
 plt.show()
 
 # %%

@@ -57,7 +57,9 @@ for (name, fit), style in zip(fits.items(), ("-", "--", ":"), strict=True):
     plt.plot(new, fit.posterior(new).mean, style, label=name)
 plt.plot(new, 1.2 * np.sin(new), c="0.5", lw=0.8, label="truth")
 plt.plot(x, y, "k.", label="as shown")
-plt.gca().set(title="Rounded readings determine the curve between whole numbers", xlabel="x", ylabel="value")
+plt.gca().set(
+    title="Rounded readings determine the curve between whole numbers", xlabel="x", ylabel="value"
+)
 plt.legend()
 plt.show()
 

@@ -10,7 +10,13 @@ import numpy as np
 from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names, explained
 from ppl_gp.infer.sources import Stream
-from ppl_gp.reading.arguments import Leaves, argument_names, as_arrays, named_arrays
+from ppl_gp.reading.arguments import (
+    Leaves,
+    argument_names,
+    as_arrays,
+    named_arrays,
+    require_no_such_argument,
+)
 from ppl_gp.reading.fingerprint import settle
 from ppl_gp.reading.reading import declare, own_function
 from ppl_gp.reading.refusals import of_the_model, require_drawn
@@ -130,6 +136,7 @@ def fit(
     if not callable(model):
         raise DataError(f"model={model!r} is no function; the order is fit(model, method, key, X).")
     require_known(method)
+    require_no_such_argument(model, "fit", ("throw", "progress", "tables"))
     key = as_key(rng_key, "fit(model, method, 0, X, y=y)")
     if _is_stream(args) and not hasattr(method, "batch_size"):
         raise DataError(

@@ -183,7 +183,7 @@ def split_inputs(X: Float[Array, "N D1"]) -> tuple[Float[Array, "N D"], Int[Arra
         _check_column(np.asarray(column), X.shape[1] - 1)
     # What is NaN or far off becomes -1, outside 0 .. D, whatever a conversion to integers would
     # make of it.
-    usable = (column > -0.5) & (column < X.shape[1])
+    usable = (column > -0.5) & (column < X.shape[1]) & _is_whole(column)
     return X[:, :-1], jnp.where(usable, jnp.round(column), -1.0).astype(int)
 
 
@@ -192,8 +192,12 @@ def unit_vectors(A: Float[Array, "N D"], i: Int[Array, "N"]) -> Float[Array, "N 
     return jax.nn.one_hot(i - 1, A.shape[1], dtype=A.dtype)
 
 
+def _is_whole(column):
+    return abs(column - column.round()) < 1e-3
+
+
 def _check_column(column, D):
-    bad = column[~np.isin(np.round(column), np.arange(D + 1))]
+    bad = column[~(np.isin(np.round(column), np.arange(D + 1)) & _is_whole(column))]
     if bad.size:
         raise DataError(
             f"the last column of the inputs holds {bad[0]}; it is 0 (f) or 1 .. {D} (a partial "

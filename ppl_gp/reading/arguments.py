@@ -1,7 +1,7 @@
 """A model's arguments: arrays checked at the boundary, and trees whose leaves have names."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, cast
 
 import equinox as eqx
@@ -146,6 +146,17 @@ def parameters_of(model: Callable) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(model).parameters
     except (TypeError, ValueError):
         return {}
+
+
+def require_no_such_argument(
+    model: Callable, call: str, options: Iterable[str], given: Container[str] = ()
+) -> None:
+    """Raise `DataError` where an argument of the model is called as one of the call's options."""
+    if taken := [name for name in options if name in parameters_of(model) or name in given]:
+        raise DataError(
+            f"the model has arguments {taken}, which {call} takes as its own options; give the "
+            "model's another name."
+        )
 
 
 def named_arrays(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:

@@ -287,7 +287,12 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     """
     args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper, lone=True)
-    return factors_of(model, args, kwargs, run(model, args, kwargs, hyper), hyper)
+    trace, named = run(model, args, kwargs, hyper), {*(hyper or {})}
+    if unknown := sorted(named - trace.keys()):
+        raise ModelError(f"read(hyper=...) names {unknown}, which the model does not have.")
+    if missing := [k for k in roles(trace).params if k not in named]:
+        raise ModelError(f"read(hyper=...) has {sorted(named)}; give {missing} as well.")
+    return factors_of(model, args, kwargs, trace, hyper)
 
 
 def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None) -> Factors:

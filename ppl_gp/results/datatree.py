@@ -15,7 +15,7 @@ from ppl_gp.draws import Draws, Moments, mixture
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, mask_of
 from ppl_gp.quick import full_jit
-from ppl_gp.reading.arguments import as_arrays, named_arrays
+from ppl_gp.reading.arguments import as_arrays, named_arrays, require_no_such_argument
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.reading import declare, own_function
 from ppl_gp.reading.refusals import of_the_model, with_outputs
@@ -219,6 +219,7 @@ def sample_prior(
     if not isinstance(num_samples, int | np.integer) or num_samples < 1:
         raise DataError(f"sample_prior(num_samples={num_samples}): give a whole number above 0.")
     key, model = as_key(rng_key, "sample_prior(model, 0, X)"), own_function(model)
+    require_no_such_argument(model, "sample_prior", ("num_samples",))
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
     first = declare(model, args, kwargs)

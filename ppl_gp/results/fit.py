@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ppl_gp.errors import DataError, FitError, ModelError, Result
-from ppl_gp.reading.arguments import argument_names, argument_of
+from ppl_gp.reading.arguments import argument_names, argument_of, require_no_such_argument
 from ppl_gp.reading.reading import require_unchanged
 from ppl_gp.reading.refusals import of_the_model
 from ppl_gp.results.datatree import to_datatree
@@ -39,10 +39,14 @@ def _verb(function: Callable[..., _T]) -> Callable[..., _T]:
     order = [*inspect.signature(function).parameters]
     place = order.index("X_new") if "X_new" in order else 0
     own = next((k for k in ("y_new", "num_samples") if k in order), None)
+    kinds = {k: p.kind for k, p in inspect.signature(function).parameters.items()}
+    options = [k for k, kind in kinds.items() if k == own or kind is inspect.Parameter.KEYWORD_ONLY]
+    options = options if inspect.Parameter.VAR_KEYWORD in kinds.values() else []
 
     @functools.wraps(function)
     def ask(self, *args, **kwargs):
         require_unchanged(self.model)
+        require_no_such_argument(self.model, function.__name__, options, self.kwargs)
         _require_numbers(self, function.__name__)
         if len(args) < place and "X_new" not in kwargs:
             kwargs["X_new"] = _inputs(self, function.__name__, kwargs)
@@ -119,7 +123,7 @@ def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
     Raises
     ------
     DataError
-        As `plot_predictions`, and for a loaded fit without X and y.
+        As `plot_predictions`, for one of X and y, and for a loaded fit without both.
 
     Examples
     --------
@@ -132,6 +136,8 @@ def plot(fit: "Fit", X=None, y=None, **options) -> "Figure":
     >>> len(figure.axes)
     1
     """
+    if (X is None) != (y is None):
+        raise DataError("plot(): give both X and y, or neither for the training data.")
     name = observed_argument(fit.model)
     X, y = fit.args[0] if X is None and fit.args else X, fit.kwargs.get(name) if y is None else y
     if X is None or y is None:

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "ppl_gp"
 EDGES = ("mean_field", "report", "frames", "sklearn", "cli")
-LINES, CORE_LINES, CORE_FILES = 34_673, 28_808, 130  # aims: 32 200, 24 200, 140
-FILES_OF_A_FIT, FUNCTIONS_AGAIN, RUNS_AGAIN = 62, 195, 0  # aims: 50, 150, 1
+LINES, CORE_LINES, CORE_FILES = 34_692, 28_834, 130  # aims: 32 200, 24 200, 140
+FILES_OF_A_FIT, FUNCTIONS_AGAIN, RUNS_AGAIN = 62, 196, 0  # aims: 50, 150, 1
 PROGRAMS = {"EP": 16, "SVGP": 29}  # of a fit and its prediction; aims: 8, 12
 
 # The README's model, in a process of its own: what was called, in which files.

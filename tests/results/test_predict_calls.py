@@ -407,3 +407,69 @@ def test_a_decorator_may_take_the_observations_by_position_alone():
     given = X, np.full(N, 2.0), GROUP
     found = pg.fit(wrapper, held, 0, *given, COUNTS)
     assert found.log_evidence == pg.fit(counts, held, 0, *given, y=COUNTS).log_evidence
+
+
+def test_observations_of_other_rows_are_refused_however_many_rows_there_are(fit, monkeypatch):
+    """Chunks of rows have the length that they are cut to, whatever came in."""
+    monkeypatch.setattr(prediction, "ROWS", 4)
+    new, rows = np.linspace(0.0, 3.0, 10), {"exposure": 2.0, "group": np.arange(10) % 3}
+    assert fit.log_density(new, np.zeros(10, int), **rows).shape == (10,)
+    for wrong in (np.zeros(14, int), np.zeros(6, int)):
+        with pytest.raises(pg.DataError):
+            fit.log_density(new, wrong, **rows)
+    with pytest.raises(pg.DataError):
+        fit.log_density(new, np.zeros(10, int), **(rows | {"exposure": np.ones(14)}))
+
+
+def test_arguments_called_as_an_option_are_refused(fit):
+    def thrown(X, throw=None, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(throw * jnp.exp(f)), obs=y)
+
+    def totals(X, num_samples, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Binomial(num_samples, logits=f), obs=y)
+
+    with pytest.raises(pg.DataError, match=r"\['throw'\], which fit takes"):
+        pg.fit(thrown, pg.Laplace(), 0, X, throw=True, y=COUNTS)
+    with pytest.raises(pg.DataError, match=r"\['num_samples'\], which sample_prior takes"):
+        pg.sample_prior(totals, 0, X, 8)
+    own = pg.fit(totals, pg.Laplace(), 0, X, np.full(N, 9), y=np.minimum(COUNTS, 9))
+    assert own.predict(NEW, 9).mean.shape == (3,)
+    with pytest.raises(pg.DataError, match=r"\['num_samples'\], which sample takes"):
+        own.sample(1, NEW, 100, num_samples=5)
+
+
+def test_a_picture_has_both_inputs_and_observations_or_those_of_training(fit):
+    for given in ({"X": NEW}, {"y": SEEN}):
+        with pytest.raises(pg.DataError, match="both X and y"):
+            fit.plot(**given)
+
+
+def test_values_for_read_are_those_of_sites_and_of_all_params():
+    def own(X, y=None):
+        noise = numpyro.param("noise", 1.0)
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    with pytest.raises(pg.ModelError, match=r"names \['nosie'\]"):
+        pg.read(own, X, y=X, hyper={"nosie": 0.1})
+    with pytest.raises(pg.ModelError, match=r"give \['noise'\]"):
+        pg.read(own, X, y=X)
+    found, _ = pg.log_evidence(pg.Laplace(), pg.read(own, X, y=X, hyper={"noise": 0.1}))
+    K = np.exp(-0.5 * (X[:, None] - X) ** 2) + (0.01 + 1e-8) * np.eye(N)
+    want = multivariate_normal(np.zeros(N), K).logpdf(X)
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [0.4, 1.3, 2.0])
+def test_a_derivative_is_counted_by_a_whole_number(wrong):
+    kernel = pg.kernels.WithDerivatives(pg.kernels.RBF(1.0, 1.0))
+    inputs = np.array([[0.1, 0.0], [0.2, wrong]])
+    with pytest.raises(pg.DataError, match=f"holds {wrong}"):
+        kernel(inputs, inputs)
+    K = jax.jit(kernel)(inputs, inputs)
+    np.testing.assert_array_equal(np.isnan(K), [[False, True], [True, True]])

@@ -34,7 +34,6 @@ from ppl_gp.results.query.layout import (
     by_names,
     named_at,
     observed_argument,
-    require_no_such_argument,
 )
 from ppl_gp.results.query.query import Integration, Query, query_at
 from ppl_gp.results.record import Record
@@ -422,7 +421,6 @@ def predict(
         raise DataError(
             "predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations."
         )
-    require_no_such_argument(fit, "predict", ("quantiles",))
     levels = () if quantiles is None else _levels(quantiles)
     question = Question(fit, X_new, args, kwargs, partial(_again, link_approximation))
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)

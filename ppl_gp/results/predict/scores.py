@@ -40,7 +40,6 @@ from ppl_gp.results.predict.prediction import (
 from ppl_gp.results.query.layout import (
     observed_names,
     observing,
-    require_no_such_argument,
     with_observations,
 )
 from ppl_gp.results.query.query import BY_DRAWS, Integration, Query, drawn_runs, query_at
@@ -128,13 +127,14 @@ def log_density(
     >>> fit.log_density(np.array([0.25, 0.75]), np.array([1.0, -1.0])).shape
     (2,)
     """
-    require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
     if num_draws is not None and num_draws < 1:
         raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
     fit.warn_of_others("log_density")
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     scores = partial(_scores, fit, num_draws)
     if getattr(y_new, "ndim", 0) == 1 and many_separate_rows(fit, X_new, args, kwargs):
+        if len(y_new) != (num := query_at(fit, X_new, args, kwargs).layout.num):
+            raise DataError(f"log_density: y_new has {len(y_new)} entries, and X_new {num} rows.")
         log_p, nodes, draws = by_rows(scores, fit.model, X_new, args, kwargs, (y_new,))
     else:
         log_p, nodes, draws = scores(X_new, (y_new, *args), kwargs)

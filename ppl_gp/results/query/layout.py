@@ -4,7 +4,7 @@ at new inputs, checked before they are scored.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -277,16 +277,6 @@ def observed_argument(model) -> str:
             f"them by name, {free[0]}=..., after X_new."
         )
     return free[0]
-
-
-def require_no_such_argument(fit: Record, call: str, options: Iterable[str]) -> None:
-    """Raise `DataError` where the model has an argument named as one of the call's options."""
-    parameters = parameters_of(fit.model)
-    if taken := [name for name in options if name in parameters or name in fit.kwargs]:
-        raise DataError(
-            f"the model has arguments {taken}, which {call} takes as its own options; give the "
-            "model's another name."
-        )
 
 
 def observing(query, y_new):
